@@ -16,7 +16,7 @@ from strategies.budget.block_options import CallOptions, Option
 from strategies.budget.block_program import PlannedCall, planned_call
 from strategies.budget.lower_bound import LowerBound
 from strategies.budget.plan import BlockPlan, Plan, Value
-from strategies.budget.simulation import PLAIN, RANDOM_STATE_BYTES, Effect, peak_bytes
+from strategies.budget.simulation import PLAIN, RANDOM_STATE_BYTES, Effect, peak_bytes, totals_of
 from strategies.budget.step_graph import BlockCall, StepGraph, StepOperator
 
 Objective: TypeAlias = Literal["flops", "time"]
@@ -35,7 +35,7 @@ class BudgetBelowMinimum(StrategyError):  # noqa: N818 (it says what is wrong)
         budget_bytes: the budget.
         minimum_feasible_bytes: smallest peak that the planner reaches.
         proven_minimum_bytes: no schedule has a smaller one.
-        limits: blocks that run plain, or in part, whatever the budget; nothing where there are none.
+        limits: what no plan changes, such as blocks that run plain; nothing where there is no such thing.
     """
 
     def __init__(
@@ -126,8 +126,18 @@ class Planner:
         return self.bound.cost(budget_bytes, self._host_bytes) if self._objective == "flops" else 0.0
 
     def limits(self) -> str:
-        """Return the blocks that no plan makes smaller, for the end of a sentence."""
-        return _limits(self._unplanned)
+        """Return what no plan makes smaller, for the end of a sentence."""
+        return _limits(self._unplanned) + self._beyond_backward()
+
+    def _beyond_backward(self) -> str:
+        """Say where the smallest peak lies, if it is where no value of a block lives any more."""
+        effects = [option.effect for option in self._smallest]
+        moment = int(totals_of(self._graph, effects).argmax())
+        ends = [operator.end for operator in self._graph.operators if operator.node]
+        if moment <= max(ends, default=moment):
+            return ""
+        remedy = "shard the parameters, or take another optimizer"
+        return f"; its peak lies in the optimizer's update, which no plan changes; {remedy}"
 
     def _block_plan(self, call: BlockCall, planned: PlannedCall, option: Option) -> BlockPlan:
         found = block_plan(planned, option)

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from strategies.base import StrategyError
 from strategies.chunk.flow.axes import Axis
 from strategies.estimate.live_storages import LiveStorages
+from strategies.estimate.recomputing import recomputing
 from strategies.regions.blocks import Chunked, Enclosed
 from strategies.tracing.guard import kind_of_result
 
@@ -327,7 +328,7 @@ def _backward_chunk(
     """Recompute one chunk, differentiate it, and put the gradients of its inputs where they belong."""
     start, length = span
     chunks = _chunks(loop, inputs, totals, span)
-    with torch.enable_grad():
+    with torch.enable_grad(), recomputing():  # products that accumulate run without recording
         results = loop.results(start, length, *chunks)
     outputs, given = [], []
     for result, gradient, buffer in zip(results, gradients, loop.outputs, strict=True):

@@ -19,6 +19,7 @@ import torch
 from harness.errors import ConfigError
 from harness.experiment.mesh import Mesh
 from harness.measure.environment import describe
+from harness.measure.step import instrument
 from harness.models import ModelSpec
 from harness.models.base import LanguageModelSpec
 from harness.models.python import PythonSpec
@@ -27,6 +28,7 @@ from harness.trial import run as trial_run
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
 from harness.trial.trial_plan import TrialPlan
+from strategies import chunk_variants
 from strategies.ac.full import Full
 from strategies.chunk import ChunkPlan
 from tests.harness.composing import experiment_of, refusal_of, rows
@@ -239,6 +241,15 @@ def test_models_that_are_alike_share_the_plan_of_their_chunks(monkeypatch: pytes
     assert counts == [1, 0, 1]
     assert losses[0] == losses[1] == pytest.approx(losses[2], rel=1e-6)
     assert [model() for model in models] == [None] * 3  # a plan holds no model
+
+
+def test_what_loops_run_again_is_what_backward_has_beyond_the_twins() -> None:
+    twin = experiment_of(_CHUNKED.removesuffix(" chunk=minimum"))
+    batch = batches(twin, _CPU, 0)(0)
+    chunked = replace(twin, chunk=chunk_variants["minimum"]())
+    plain, loops = (instrument(assemble(case, _CPU, None, batch), batch).work for case in (twin, chunked))
+    assert (plain.forward_flops, plain.recomputed_flops) == (loops.forward_flops, 0)
+    assert loops.recomputed_flops == loops.backward_flops - plain.backward_flops > 0
 
 
 def test_ranks_and_steps_read_different_samples() -> None:

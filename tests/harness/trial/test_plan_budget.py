@@ -19,6 +19,7 @@ from torch.nn import functional
 from harness.experiment.experiment import Experiment, name_of
 from harness.measure.step import instrument
 from harness.models.python import PythonSpec
+from harness.predict.fake_rank import planned_on_fake_rank
 from harness.predict.views import view_of
 from harness.trial import plan_budget
 from harness.trial.batches import batches
@@ -30,6 +31,7 @@ from strategies import RunnableStep, StrategyError, chunk_variants
 from strategies.ac.budget import Budget
 from strategies.base import Observation
 from tests.covering import marked
+from tests.harness.composing import experiment_of
 from tests.parity import cases
 from tests.rank_pool import RankPool
 
@@ -254,3 +256,11 @@ def test_ranks_share_a_plan_with_chunks(pool2: RankPool, mesh: str) -> None:
         assert seen.peak_bytes <= seen.plan["budget_bytes"]
         assert seen.differs == []
         assert seen.plan["chunk"]["regions"]
+
+
+def test_a_budget_below_what_the_optimizer_needs_says_so(tmp_path: Path) -> None:
+    line = "model=mlp model.n_layers=1 data=synthetic batch_size=1 sequence_length=2 optimizer=adamw"
+    asked = experiment_of(f"{line} ac=budget ac.fraction=0.1")
+    remedy = "which no plan changes; shard the parameters, or take another optimizer"
+    with pytest.raises(StrategyError, match=rf"; its peak lies in the optimizer's update, {remedy}$"):
+        planned_on_fake_rank(asked, "cpu", tmp_path / PLAN_FILE)
