@@ -148,6 +148,19 @@ class Places(nn.Module):
         return mixed
 
 
+class PictureBlock(nn.Module):
+    """Norm, convolution and what they are added to, for pictures of some channels."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(2, channels)
+        self.convolution = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x + self.convolution(self.norm(x).relu())
+        return result
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]]]] = {
     "attention": (Stack, lambda: (torch.randn(1, 64, WIDTH),)),
     "attention of a batch": (Stack, lambda: (torch.randn(3, 40, WIDTH),)),

@@ -12,20 +12,9 @@ from strategies.base import PlannedStep
 from strategies.chunk import ChunkPlan
 from strategies.chunk.show import code_view
 from tests.strategies.chunk.measuring import forward_peak_bytes
+from tests.strategies.chunk.models import PictureBlock
 
 B, C, ROWS = 4, 8, 16
-
-
-class Block(nn.Module):
-    """Norm, convolution and what they are added to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.convolution = nn.GroupNorm(2, C), nn.Conv2d(C, C, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = x + self.convolution(self.norm(x).relu())
-        return result
 
 
 class Model(nn.Module):
@@ -34,7 +23,7 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(1, C, 3, padding=1)
-        self.layers = nn.ModuleList(Block() for _ in range(2))
+        self.layers = nn.ModuleList(PictureBlock(C) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)

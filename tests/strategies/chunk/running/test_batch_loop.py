@@ -12,20 +12,9 @@ from torch import Tensor, nn
 
 from strategies.chunk import ChunkPlan
 from strategies.chunk.running.chunked_forward import chunked_forwards
+from tests.strategies.chunk.models import PictureBlock
 
 B, C, ROWS = 6, 8, 16
-
-
-class Block(nn.Module):
-    """A residual block of pictures."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.convolution = nn.GroupNorm(2, C), nn.Conv2d(C, C, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = x + self.convolution(self.norm(x).relu())
-        return result
 
 
 class Model(nn.Module):
@@ -33,7 +22,7 @@ class Model(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Block() for _ in range(2))
+        self.layers = nn.ModuleList(PictureBlock(C) for _ in range(2))
         self.divides = False
 
     def forward(self, x: Tensor, scale: Tensor | None = None) -> dict[str, Any]:
