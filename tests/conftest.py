@@ -229,10 +229,10 @@ REPEATED: dict[str, tuple[str, ...]] = {
     "tests/bench/test_gpu.py::test_every_point_of_a_sweep": ("sweep-cuda", "out_of_memory-cuda"),
     "tests/bench/test_gpu.py::test_trials_of_a_stage_run_out_of_memory": (),
 }
-"""Rows that show again what a kept row or another test shows: only `make matrix` runs them.
+"""Dear rows that only `make matrix` runs, by the start of their names, and words of the rows that stay.
 
-By the start of their names, and words of the names that are kept. No pair of values is lost, and nothing that
-was ever wrong."""
+Most show again what a kept row shows. Some do not, and `make test` lacks them for its time: Inductor under a byte
+budget, the page on a phone, two drivers of one Slurm sweep, and the frozen agent of a second node."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

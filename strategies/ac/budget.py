@@ -15,6 +15,7 @@ from strategies.budget import (
     capture,
     carrying_out,
     chunked_planning,
+    compiled_capture,
     compiled_planning,
     export,
     first_call,
@@ -229,7 +230,7 @@ class Budget(ActivationCheckpointing):
             StrategyError: a block is not one graph, with `executor="compiled"`.
         """
         if self.needs_compiler:
-            compiled_planning.attend(step, self.blocks_of(step.model))
+            compiled_capture.attend_capture(step, self.blocks_of(step.model))
             return
         with step.around():
             step.run()

@@ -11,7 +11,7 @@ from torch.distributed.fsdp._common_utils import _is_fsdp_flattened
 
 from strategies.base import Partition, RunnableStep, StrategyError
 from strategies.budget.call_sizes import difference, sizes_of
-from strategies.budget.compiled_capture import attend_capture, capture_compiled
+from strategies.budget.compiled_capture import capture_compiled
 from strategies.budget.joint_graph import JointGraph
 from strategies.budget.joint_split import PlannedPartition
 from strategies.budget.plan import BlockPlan, Plan, TensorSize
@@ -47,18 +47,6 @@ def captured(step: RunnableStep, blocks: Mapping[str, nn.Module]) -> tuple[StepG
         )
 
     return graph, of_compiler
-
-
-def attend(step: RunnableStep, blocks: Mapping[str, nn.Module]) -> None:
-    """Take the steps of `captured` on another rank than the one that plans.
-
-    Args:
-        step, blocks: as of `captured`.
-
-    Raises:
-        StrategyError: a block is not one graph.
-    """
-    attend_capture(step, blocks)
 
 
 def _of_graph(block: BlockPlan, joint: JointGraph, module: nn.Module) -> BlockPlan:
