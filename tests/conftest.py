@@ -231,8 +231,8 @@ REPEATED: dict[str, tuple[str, ...]] = {
 }
 """Dear rows that only `make matrix` runs, by the start of their names, and words of the rows that stay.
 
-Most show again what a kept row shows. Some do not, and `make test` lacks them for its time: Inductor under a byte
-budget, the page on a phone, two drivers of one Slurm sweep, and the frozen agent of a second node."""
+Most show again what a kept row shows. Some do not, and `make test` lacks them for its time: Inductor under a
+byte budget, the page on a phone, two drivers of one Slurm sweep, and the frozen agent of a second node."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
