@@ -3,7 +3,8 @@
 Each trial is a command in a process of its own, without a tracker. The driver and rank 0 note what they do
 from the start of the process to its end; a second counts for the innermost part that it was spent in. Steps
 are those of a model: before the meters, under the meters, for parity, for warm-up, timed. CPU seconds stand
-beside wall seconds, because other programs of the machine lengthen only the latter.
+beside wall seconds, because other programs of the machine lengthen only the latter. The last row leaves out
+what every program waits for that trains with torch: Python, torch, and what the first optimizer imports.
 
     python -m bench.trial_cost --protocols smoke,standard
 """
@@ -45,6 +46,7 @@ _RANK = "parts.json"
 _PROGRAM = (  # as the command does: what waits is imported when it is read
     "from harness import deferred; deferred.install(); from bench import trial_cost; trial_cost.main()"
 )
+_TORCH_ALONE = "import torch; torch.optim.SGD([torch.zeros(1)])"
 
 Parts = dict[str, dict[str, float]]
 """Wall and CPU seconds by part."""
@@ -108,7 +110,10 @@ def main() -> int:
         for name, words in TRIALS.items()
         for length in options.protocols.split(",")
     }
-    publish(_table(found), options.out, protocol=protocol, results=found)
+    torch_s = min(_torch_alone_s() for _ in range(options.repeats))
+    publish(
+        _table(found, torch_s), options.out, protocol=protocol, results={"torch_s": torch_s, "trials": found}
+    )
     return 0
 
 
@@ -161,6 +166,13 @@ def _best(words: tuple[str, ...], protocol: str, repeats: int) -> Parts:
         (trial([*words, *_COMMON, f"protocol={protocol}"]) for _ in range(repeats)),
         key=lambda parts: sum(part["wall_s"] for part in parts.values()),
     )
+
+
+def _torch_alone_s() -> float:
+    """Return the wall time of a program that makes an optimizer and does nothing else."""
+    started_s = time.monotonic()
+    subprocess.run([sys.executable, "-c", _TORCH_ALONE], check=True)
+    return time.monotonic() - started_s
 
 
 def trial(words: list[str]) -> Parts:
@@ -224,11 +236,9 @@ def _command(options: argparse.Namespace) -> None:
     sys.exit(status)
 
 
-def _table(found: Mapping[str, Parts]) -> Table:
-    ratios = {
-        name: _wall_s(parts) / _wall_s({part: parts[part] for part in _STEPS})
-        for name, parts in found.items()
-    }
+def _table(found: Mapping[str, Parts], torch_s: float) -> Table:
+    steps_s = [_wall_s({part: parts[part] for part in _STEPS}) for parts in found.values()]
+    walls_s = [_wall_s(parts) for parts in found.values()]
     title = "Seconds of a trial, wall (CPU of the driver or of rank 0)"
     table = Table(title=title, caption=f"target: {TARGET:g} times the steps")
     table.add_column("part")
@@ -237,8 +247,15 @@ def _table(found: Mapping[str, Parts]) -> Table:
     for part in dict.fromkeys(part for parts in found.values() for part in parts):
         table.add_row(part, *(_cell(parts, part) for parts in found.values()))
     table.add_section()
-    table.add_row("wall", *(f"{_wall_s(parts):.2f}" for parts in found.values()))
-    table.add_row("wall / steps", *(f"{ratio:.2f}" for ratio in ratios.values()))
+    rows = {
+        "wall": walls_s,
+        "wall / steps": [wall_s / steps for wall_s, steps in zip(walls_s, steps_s, strict=True)],
+        f"(wall - {torch_s:.2f} s of torch alone) / steps": [
+            (wall_s - torch_s) / steps for wall_s, steps in zip(walls_s, steps_s, strict=True)
+        ],
+    }
+    for name, values in rows.items():
+        table.add_row(name, *(f"{value:.2f}" for value in values))
     return table
 
 
