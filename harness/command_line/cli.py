@@ -48,6 +48,7 @@ from harness.ranks.last_words import last_words
 from harness.records.fields import encode
 from harness.records.record import Record
 from harness.records.store import Store, trial_id
+from harness.report.content.columns import legend
 from harness.report.content.plan_table import LEGEND as PLAN_LEGEND
 from harness.report.content.plan_table import plan_sheet
 from harness.report.content.terminal_table import print_sheet, print_table
@@ -368,7 +369,8 @@ def _predict(
     if command.is_json:
         sys.stdout.write(json.dumps([row.to_dict() for row in rows], indent=1) + "\n")
     else:
-        print_sheet(plan_sheet(rows), [PLAN_LEGEND])
+        content = plan_sheet(rows)
+        print_sheet(content, legend(PLAN_LEGEND, content.columns))
     command.status = exit_code_of_plan(rows)
 
 

@@ -99,7 +99,7 @@ def _run(
         outcome.results,
         environment=environment,
         predicted=predicted,
-        note=note_of(task.experiment, mode),
+        note=note_of(task.experiment, mode) if outcome.results else _NOTES[mode],
     )
     # a rank counts the cores of the machine
     record = replace(record, environment=record.environment | {"cpus": resources.core_count})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from harness.records.parity_result import Parity, joined
 from harness.records.predicted_step import assuming
@@ -15,14 +15,24 @@ from harness.report.facts.number_words import printable
 from harness.report.facts.quantities import Quantity
 from harness.report.facts.sweep_records import Entry
 
-LEGEND = """\
-saved, peak: maximum over ranks; GPU: what a GPU would need, because on a CPU
-the host memory that a strategy moves to is the same memory.
-step time vs baseline: median ratio [95 % interval]; ≈1: cannot be told from 1,
-because the interval reaches 1 ± 0.01.
-FLOPs: of matmuls, convolutions and attention. tokens/s (a device), MFU, HFU (of
-a published peak): of the sweep's baseline, divided by the ratio.
-collectives: forward+backward+optimizer."""
+Legend = Mapping[tuple[str, ...], str]
+"""Sentences by the columns that they explain."""
+
+LEGEND: Legend = {
+    ("saved", "peak"): (
+        "saved, peak: maximum over ranks; GPU: what a GPU would need, because on a CPU the host memory that "
+        "a strategy moves to is the same memory."
+    ),
+    ("step time vs baseline",): (
+        "step time vs baseline: median ratio [95 % interval]; ≈1: cannot be told from 1, because the "
+        "interval reaches 1 ± 0.01."
+    ),
+    ("recomputed FLOPs",): "FLOPs: of matmuls, convolutions and attention.",
+    ("tokens/s", "MFU / HFU"): (
+        "tokens/s (a device), MFU, HFU (of a published peak): of the sweep's baseline, divided by the ratio."
+    ),
+    ("collectives",): "collectives: forward+backward+optimizer.",
+}
 
 NOTHING = "-"
 PHASES = ("forward", "backward", "optimizer")
@@ -41,6 +51,11 @@ _MOST_OF_A_LINE = 400  # characters of a message; CUDA's out-of-memory has some 
 def result_cells(entry: Entry) -> dict[str, Line]:
     """Return the cell of every column."""
     return {heading: cell(entry) for heading, cell in _CELLS.items()}
+
+
+def legend(sentences: Legend, columns: Collection[str]) -> tuple[str, ...]:
+    """Return the sentences that explain one of `columns`, in their order."""
+    return tuple(sentence for explained, sentence in sentences.items() if set(explained) & set(columns))
 
 
 def notes(record: Record) -> Iterator[str]:

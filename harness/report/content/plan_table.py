@@ -9,17 +9,23 @@ from typing import Any
 from harness.records.fields import encode
 from harness.records.predicted_step import Outlook, SolvedField, assuming
 from harness.records.record import Record
-from harness.report.content.columns import NOTHING, failure
+from harness.report.content.columns import NOTHING, Legend, failure
 from harness.report.content.terminal_table import Sheet
 from harness.report.facts import quantities
 from harness.report.facts.labels import group_name, labels
 from harness.report.facts.number_words import NumberUnit, and_more, human_bytes, human_flops, in_words
 from harness.report.facts.sweep_records import STRATEGIES, grouped
 
-LEGEND = """\
-saved, peak, FLOPs, collectives: of one rank and one step; nothing has run.
-*: nothing beside it needs less memory and less time (same model, mesh and recipe).
-step time: a roofline of operators, collectives and host copies; tokens/s a device."""
+LEGEND: Legend = {
+    ("saved", "peak", "FLOPs", "collectives"): (
+        "saved, peak, FLOPs, collectives: of one rank and one step; nothing has run."
+    ),
+    ("step time",): (
+        "step time: a roofline of operators, collectives and host copies; *: nothing beside it needs less "
+        "memory and less time (same model, mesh and recipe)."
+    ),
+    ("tokens/s",): "tokens/s: of a device.",
+}
 KERNELS = (
     "Bytes and FLOPs follow the CPU's kernels, because torch cannot fake CUDA's:\n"
     "workspaces of CUDA's kernels, and what its allocator loses, are not in them."
@@ -108,14 +114,20 @@ def plan_sheet(rows: Sequence[PlannedPoint]) -> Sheet:
         **_solved_columns(rows),
         **_predicted_columns(rows),
     }
-    for heading in ("model", "hardware"):
-        if len(set(columns[heading])) == 1:
-            del columns[heading]
+    columns = {
+        heading: cells
+        for heading, cells in columns.items()
+        if set(cells) != {NOTHING} and (heading not in _TELL_APART or len(set(cells)) > 1)
+    }
     return Sheet(
         columns=tuple(columns),
         rows=tuple(zip(*columns.values(), strict=True)),
         notes=tuple(_notes(rows, [f"{name.variant} on {name.mesh}" for name in names])),
     )
+
+
+_TELL_APART = ("model", "hardware")
+"""Columns that say nothing where all rows have the same."""
 
 
 def _predicted_columns(rows: Sequence[PlannedPoint]) -> dict[str, list[str]]:

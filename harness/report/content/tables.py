@@ -13,6 +13,7 @@ from harness.report.content.columns import (
     NOTHING,
     PHASES,
     differences,
+    legend,
     mark,
     notes,
     number_cell,
@@ -64,7 +65,7 @@ def results(sweep: SweepRecords) -> Table:
         title="All trials",
         columns=tuple(shown),
         rows=tuple(tuple(row[name] for name in shown) for row in found),
-        about=LEGEND,
+        about=" ".join(legend(LEGEND, shown)),
     )
 
 

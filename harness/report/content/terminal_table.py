@@ -17,7 +17,7 @@ from rich.text import Text
 from harness.records.record import Record
 from harness.records.store import RECORD
 from harness.report.content.answer import differing
-from harness.report.content.columns import LEGEND, NOTHING, notes, result_cells
+from harness.report.content.columns import LEGEND, NOTHING, legend, notes, result_cells
 from harness.report.facts.column_blocks import NARROW, column_blocks
 from harness.report.facts.document import plain
 from harness.report.facts.number_words import and_more, printable
@@ -74,12 +74,12 @@ def print_table(records: Sequence[Record], *, root: Path | None = None, stream: 
 
     Columns in which no trial has anything are left out. A name too long for any table makes the lines longer.
     """
-    further = (LEGEND, textwrap.fill(plain(differing(records)), NARROW))
-    print_sheet(_filled(sheet(records, root)), further, stream=stream)
+    content = _filled(sheet(records, root))
+    print_sheet(content, (*legend(LEGEND, content.columns), plain(differing(records))), stream=stream)
 
 
 def print_sheet(content: Sheet, further: Sequence[str], *, stream: TextIO | None = None) -> None:
-    """Print a table, then the lines `further` and its notes; in several tables where one is too wide.
+    """Print a table, then the sentences `further` and its notes; in several tables where one is too wide.
 
     On a terminal that is too narrow for one column beside the names, cells are wrapped between words.
     """
@@ -89,9 +89,9 @@ def print_sheet(content: Sheet, further: Sequence[str], *, stream: TextIO | None
     for block in column_blocks([_widths(content)], named=named, gap=_GAP, limit=limit + _GAP):
         _print_block(content, block, console)
     console.print()
-    for line in (*further, *content.notes):
+    for line in (*(textwrap.fill(_visible(each), NARROW) for each in further), *map(_visible, content.notes)):
         if line:
-            console.print(_visible(line), markup=False, soft_wrap=True)
+            console.print(line, markup=False, soft_wrap=True)
 
 
 def _visible(text: str) -> str:

@@ -66,3 +66,19 @@ def test_what_was_measured_before_the_deadline_stays(
     assert (record.verdict, record.time) == (verdict, None)
     assert (record.memory is None) == (verdict == "unverified")
     assert store.read(trial.trial_id) == record
+
+
+def test_what_was_never_compared_has_no_tolerance(tmp_path: Path) -> None:
+    no_room = Outcome(
+        status="refused", error=Failure(kind="ConfigError", message="no chunk plan", phase="build")
+    )
+    record = run_task(
+        task(mesh="mesh=single chunk=budget chunk.fraction=0.5"),
+        lambda _: no_room,
+        call=lambda *_, **__: None,
+        store=Store(tmp_path),
+        name="refused",
+        resources=Resources(core_count=1),
+        job={},
+    )
+    assert (record.status, record.note) == ("refused", None)

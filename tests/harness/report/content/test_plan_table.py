@@ -90,6 +90,10 @@ def test_every_point_is_a_row() -> None:
     )
 
 
+def test_columns_without_anything_are_left_out() -> None:
+    assert plan_sheet([refused("nested"), refused("full")]).columns == ("variant", "mesh", "state")
+
+
 def test_a_solved_field_is_a_column_and_the_fastest_is_marked() -> None:
     rows = [
         replace(row("none", 39, 0.5), solved=SolvedField(field="batch_size", value=1024)),

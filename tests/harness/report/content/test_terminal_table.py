@@ -372,6 +372,28 @@ def test_columns_that_say_nothing_are_left_out() -> None:
     assert "status" in "\n".join(printed(record(), failed("oom")))
 
 
+@pytest.mark.parametrize(
+    ("shown", "explained"),
+    [
+        pytest.param(
+            record(),
+            ["saved, peak:", "step time vs baseline:", "FLOPs:", "tokens/s", "collectives:"],
+            id="all",
+        ),
+        pytest.param(
+            measured("time", twin_s=[], tokens_per_step=None),
+            ["saved, peak:", "FLOPs:", "collectives:"],
+            id="no times",
+        ),
+        pytest.param(failed("oom"), [], id="nothing measured"),
+    ],
+)
+def test_the_columns_that_are_there_are_explained(shown: Record, explained: list[str]) -> None:
+    sentences = ("saved, peak:", "step time vs baseline:", "FLOPs:", "tokens/s", "collectives:")
+    below = [line for line in printed(shown) if line.startswith(sentences)]
+    assert [next(each for each in sentences if line.startswith(each)) for line in below] == explained
+
+
 def test_what_differs_is_said_below() -> None:
     assert "Trials differ in ac: full, none." in printed(record(), record(experiment("none")))
 
