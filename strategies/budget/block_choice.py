@@ -2,18 +2,21 @@
 
 The state is the bytes that the blocks so far leave for backward. A choice fits where they, and the highest
 total of forward and of backward of the next block, stay within the budget; so does what lies between blocks.
-Where bytes on the host are few, states with about as many of them compete.
+Where bytes on the host are few, states with about as many of them compete. A group of blocks is one step of
+the programme, from the blocks before it to those behind it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from strategies.budget.block_options import Option
+from strategies.budget.group_options import GroupOption
 
 _MOST_STATES = 1500
 _HOST_STEPS = 16
@@ -35,49 +38,191 @@ class Stage:
     between: int
 
 
-def cheapest(stages: Sequence[Stage], budget_bytes: int, host_bytes: int = 0) -> list[int] | None:
-    """Return the option of each block, by number; `None` where none that was found fits.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Consecutive blocks that can be one group.
+
+    Fields:
+        start, end: numbers of the first block and of the one behind the last.
+        options: what it can do.
+    """
+
+    start: int
+    end: int
+    options: Sequence[GroupOption]
+
+
+class Choice(NamedTuple):
+    """What one block, or one group, does.
+
+    Fields:
+        start, end: numbers of the first block and of the one behind the last.
+        group: number of the group; `None` of a block that is in none.
+        option: number of the option of the block or of the group.
+    """
+
+    start: int
+    end: int
+    group: int | None
+    option: int
+
+
+def cheapest(
+    stages: Sequence[Stage], budget_bytes: int, host_bytes: int = 0, groups: Sequence[Group] = ()
+) -> list[Choice] | None:
+    """Return the choice for all blocks, in the order of forward; `None` where none that was found fits.
 
     Args:
         stages: the blocks, in the order of forward.
         budget_bytes: most bytes on the device.
         host_bytes: most bytes on the host.
+        groups: blocks that can be one.
     """
-    left, cost, host = np.zeros(1, dtype=np.int64), np.zeros(1), np.zeros(1, dtype=np.int64)
     step = _step(stages, host_bytes)
-    back: list[tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]] = []
-    for stage in stages:
-        added, highest, costs, moved = _columns(stage)
-        sums, on_host = left[:, None] + added[None, :], host[:, None] + moved[None, :]
-        fits = (left[:, None] + highest[None, :] <= budget_bytes) & (sums + stage.between <= budget_bytes)
-        before, option = np.nonzero(fits & (on_host <= host_bytes))
-        if not len(before):
-            return None
-        left, cost, host = sums[before, option], cost[before] + costs[option], on_host[before, option]
-        chosen = _frontier(left, cost, host // step)
-        left, cost, host = left[chosen], cost[chosen], host[chosen]
-        back.append((before[chosen], option[chosen]))
-    state = int(np.argmin(cost))
-    options: list[int] = []
-    for before, option in reversed(back):
-        options.append(int(option[state]))
-        state = int(before[state])
-    return options[::-1]
+    reached = [_States.at_start()]
+    for stage, moves in zip(stages, _moves(stages, groups), strict=True):
+        found = []
+        for move in moves:
+            states = reached[move.start]
+            sums = states.left[:, None] + move.left[None, :]
+            on_host = states.host[:, None] + move.host[None, :]
+            fits = states.left[:, None] + move.highest[None, :] <= budget_bytes
+            fits &= (sums + stage.between <= budget_bytes) & (on_host <= host_bytes)
+            before, option = np.nonzero(fits)
+            if len(before):
+                goal = states.goal[before] + move.cost[option]
+                found.append(_States.of(sums[before, option], goal, on_host[before, option], move, before, option))
+        reached.append(_States.best_of(found, step))
+    return _followed_back(reached) if len(reached[-1].left) else None
 
 
-def smallest_budget(stages: Sequence[Stage], host_bytes: int = 0) -> int:
+def smallest_budget(stages: Sequence[Stage], host_bytes: int = 0, groups: Sequence[Group] = ()) -> int:
     """Return the smallest budget that some choice fits, with so many bytes on the host."""
-    left, peak, host = (np.zeros(1, dtype=np.int64) for _ in range(3))
     step = _step(stages, host_bytes)
-    for stage in stages:
-        added, highest, _, moved = _columns(stage)
-        sums, on_host = left[:, None] + added[None, :], host[:, None] + moved[None, :]
-        peaks = np.maximum(peak[:, None], np.maximum(left[:, None] + highest[None, :], sums + stage.between))
-        fits = on_host <= host_bytes
-        left, peak, host = sums[fits], peaks[fits], on_host[fits]
-        chosen = _frontier(left, peak, host // step)
-        left, peak, host = left[chosen], peak[chosen], host[chosen]
-    return int(peak.min())
+    reached = [_States.at_start()]
+    for stage, moves in zip(stages, _moves(stages, groups), strict=True):
+        found = []
+        for move in moves:
+            states = reached[move.start]
+            sums = states.left[:, None] + move.left[None, :]
+            on_host = states.host[:, None] + move.host[None, :]
+            highest = np.maximum(states.left[:, None] + move.highest[None, :], sums + stage.between)
+            peaks = np.maximum(states.goal[:, None], highest)
+            before, option = np.nonzero(on_host <= host_bytes)
+            each = sums[before, option], peaks[before, option], on_host[before, option]
+            found.append(_States.of(*each, move, before, option))
+        reached.append(_States.best_of(found, step))
+    return int(reached[-1].goal.min())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Move:
+    """A block or a group that ends at one place: its options as columns."""
+
+    start: int
+    end: int
+    group: int | None
+    left: npt.NDArray[np.int64]
+    highest: npt.NDArray[np.int64]
+    cost: npt.NDArray[np.float64]
+    host: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _States:
+    """The states after some blocks: bytes left, what is made least, bytes on the host, and where they come from.
+
+    Fields:
+        moves: moves that lead here.
+        move, before, option: of each state its move, the state before it, and the option.
+    """
+
+    left: npt.NDArray[np.int64]
+    goal: npt.NDArray[Any]
+    host: npt.NDArray[np.int64]
+    moves: Sequence[_Move]
+    move: npt.NDArray[np.intp]
+    before: npt.NDArray[np.intp]
+    option: npt.NDArray[np.intp]
+
+    @classmethod
+    def at_start(cls) -> _States:
+        """Return the state before the first block."""
+        none, number = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.intp)
+        return cls(left=none, goal=np.zeros(1), host=none, moves=(), move=number, before=number, option=number)
+
+    @classmethod
+    def of(
+        cls,
+        left: npt.NDArray[np.int64],
+        goal: npt.NDArray[Any],
+        host: npt.NDArray[np.int64],
+        move: _Move,
+        before: npt.NDArray[np.intp],
+        option: npt.NDArray[np.intp],
+    ) -> _States:
+        """Return the states after one move."""
+        moves = np.zeros(len(left), dtype=np.intp)
+        return cls(left=left, goal=goal, host=host, moves=(move,), move=moves, before=before, option=option)
+
+    @classmethod
+    def best_of(cls, found: Sequence[_States], step: int) -> _States:
+        """Return the states that no other one beats."""
+        if not found:
+            empty = np.zeros(0, dtype=np.intp)
+            return cls(left=empty, goal=empty, host=empty, moves=(), move=empty, before=empty, option=empty)
+        left, goal, host, before, option = (
+            np.concatenate([getattr(each, name) for each in found])
+            for name in ("left", "goal", "host", "before", "option")
+        )
+        move = np.repeat(np.arange(len(found)), [len(each.left) for each in found])
+        chosen = _frontier(left, goal, host // step)
+        return cls(
+            left=left[chosen],
+            goal=goal[chosen],
+            host=host[chosen],
+            moves=[each.moves[0] for each in found],
+            move=move[chosen],
+            before=before[chosen],
+            option=option[chosen],
+        )
+
+
+def _followed_back(reached: Sequence[_States]) -> list[Choice]:
+    """Return the choices that lead to the last state of the least cost."""
+    place, state = len(reached) - 1, int(np.argmin(reached[-1].goal))
+    found: list[Choice] = []
+    while place:
+        states = reached[place]
+        move = states.moves[int(states.move[state])]
+        found.append(Choice(move.start, place, move.group, int(states.option[state])))
+        place, state = move.start, int(states.before[state])
+    return found[::-1]
+
+
+def _moves(stages: Sequence[Stage], groups: Sequence[Group]) -> list[list[_Move]]:
+    """Return for each block the moves that end with it: of itself, and of groups."""
+    moves = []
+    for number, stage in enumerate(stages):
+        left, highest, cost, host = _columns(stage)
+        own = _Move(start=number, end=number + 1, group=None, left=left, highest=highest, cost=cost, host=host)
+        moves.append([own])
+    for number, group in enumerate(groups):
+        columns = [(each.left_bytes, each.highest_bytes) for each in group.options]
+        left, highest = np.array(columns, dtype=np.int64).T
+        cost = np.array([each.cost for each in group.options])
+        moves[group.end - 1].append(
+            _Move(
+                start=group.start,
+                end=group.end,
+                group=number,
+                left=left,
+                highest=highest,
+                cost=cost,
+                host=np.zeros_like(left),
+            )
+        )
+    return moves
 
 
 def _step(stages: Sequence[Stage], host_bytes: int) -> int:

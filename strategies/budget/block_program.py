@@ -150,6 +150,7 @@ class PlannedCall:
         released: the last moment at which the graph holds what autograd has saved.
         nodes: names of these nodes.
         outer_deaths: the last moment at which each storage from outside lives, -1 first.
+        storages, outer_storages: numbers of its storages in the step, and of those from outside, -1 first.
     """
 
     fqn: str
@@ -163,6 +164,8 @@ class PlannedCall:
     released: tuple[int, ...]
     nodes: tuple[str, ...]
     outer_deaths: tuple[int, ...]
+    storages: tuple[int, ...]
+    outer_storages: tuple[int, ...]
 
 
 def planned_call(graph: StepGraph, call: BlockCall) -> PlannedCall:
@@ -209,6 +212,8 @@ def planned_call(graph: StepGraph, call: BlockCall) -> PlannedCall:
         released=tuple(each.released for each in redemptions),
         nodes=tuple(each.node for each in redemptions),
         outer_deaths=tuple(graph.deaths[storage] for storage in outside),
+        storages=own,
+        outer_storages=tuple(outside),
     )
 
 
