@@ -84,14 +84,9 @@ def cheapest(
         found = []
         for move in moves:
             states = reached[move.start]
-            sums = states.left[:, None] + move.left[None, :]
-            on_host = states.host[:, None] + move.host[None, :]
-            fits = states.left[:, None] + move.highest[None, :] <= budget_bytes
-            fits &= (sums + stage.between <= budget_bytes) & (on_host <= host_bytes)
-            before, option = np.nonzero(fits)
-            if len(before):
-                goal = states.goal[before] + move.cost[option]
-                found.append(_States.of(sums[before, option], goal, on_host[before, option], move, before, option))
+            highest, on_host = _totals(states, move, stage)
+            fits = (highest <= budget_bytes) & (on_host <= host_bytes)
+            found.append(states.moved(move, fits, states.goal[:, None] + move.cost[None, :]))
         reached.append(_States.best_of(found, step))
     return _followed_back(reached) if len(reached[-1].left) else None
 
@@ -104,13 +99,9 @@ def smallest_budget(stages: Sequence[Stage], host_bytes: int = 0, groups: Sequen
         found = []
         for move in moves:
             states = reached[move.start]
-            sums = states.left[:, None] + move.left[None, :]
-            on_host = states.host[:, None] + move.host[None, :]
-            highest = np.maximum(states.left[:, None] + move.highest[None, :], sums + stage.between)
+            highest, on_host = _totals(states, move, stage)
             peaks = np.maximum(states.goal[:, None], highest)
-            before, option = np.nonzero(on_host <= host_bytes)
-            each = sums[before, option], peaks[before, option], on_host[before, option]
-            found.append(_States.of(*each, move, before, option))
+            found.append(states.moved(move, on_host <= host_bytes, peaks))
         reached.append(_States.best_of(found, step))
     return int(reached[-1].goal.min())
 
@@ -130,9 +121,12 @@ class _Move:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _States:
-    """The states after some blocks: bytes left, what is made least, bytes on the host, and where they come from.
+    """The states after some blocks, of which none beats another.
 
     Fields:
+        left: bytes that wait for backward.
+        goal: what is made least: the cost, or the peak.
+        host: bytes on the host.
         moves: moves that lead here.
         move, before, option: of each state its move, the state before it, and the option.
     """
@@ -149,28 +143,32 @@ class _States:
     def at_start(cls) -> _States:
         """Return the state before the first block."""
         none, number = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.intp)
-        return cls(left=none, goal=np.zeros(1), host=none, moves=(), move=number, before=number, option=number)
+        return cls(
+            left=none, goal=np.zeros(1), host=none, moves=(), move=number, before=number, option=number
+        )
 
-    @classmethod
-    def of(
-        cls,
-        left: npt.NDArray[np.int64],
-        goal: npt.NDArray[Any],
-        host: npt.NDArray[np.int64],
-        move: _Move,
-        before: npt.NDArray[np.intp],
-        option: npt.NDArray[np.intp],
-    ) -> _States:
-        """Return the states after one move."""
-        moves = np.zeros(len(left), dtype=np.intp)
-        return cls(left=left, goal=goal, host=host, moves=(move,), move=moves, before=before, option=option)
+    def moved(self, move: _Move, fits: npt.NDArray[np.bool_], goal: npt.NDArray[Any]) -> _States:
+        """Return the states after one move.
+
+        Args:
+            move: the move.
+            fits: which states may take which option, shape (states, options).
+            goal: what is made least, of the same shape.
+        """
+        before, option = np.nonzero(fits)
+        return _States(
+            left=self.left[before] + move.left[option],
+            goal=goal[before, option],
+            host=self.host[before] + move.host[option],
+            moves=(move,),
+            move=np.zeros(len(before), dtype=np.intp),
+            before=before,
+            option=option,
+        )
 
     @classmethod
     def best_of(cls, found: Sequence[_States], step: int) -> _States:
         """Return the states that no other one beats."""
-        if not found:
-            empty = np.zeros(0, dtype=np.intp)
-            return cls(left=empty, goal=empty, host=empty, moves=(), move=empty, before=empty, option=empty)
         left, goal, host, before, option = (
             np.concatenate([getattr(each, name) for each in found])
             for name in ("left", "goal", "host", "before", "option")
@@ -186,6 +184,21 @@ class _States:
             before=before[chosen],
             option=option[chosen],
         )
+
+
+def _totals(
+    states: _States, move: _Move, stage: Stage
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the highest total of each state and option, and its bytes on the host.
+
+    Args:
+        states: the states before the move.
+        move: the move.
+        stage: the block that it ends with.
+    """
+    left = states.left[:, None]
+    highest = np.maximum(left + move.highest[None, :], left + move.left[None, :] + stage.between)
+    return highest, states.host[:, None] + move.host[None, :]
 
 
 def _followed_back(reached: Sequence[_States]) -> list[Choice]:
@@ -205,7 +218,9 @@ def _moves(stages: Sequence[Stage], groups: Sequence[Group]) -> list[list[_Move]
     moves = []
     for number, stage in enumerate(stages):
         left, highest, cost, host = _columns(stage)
-        own = _Move(start=number, end=number + 1, group=None, left=left, highest=highest, cost=cost, host=host)
+        own = _Move(
+            start=number, end=number + 1, group=None, left=left, highest=highest, cost=cost, host=host
+        )
         moves.append([own])
     for number, group in enumerate(groups):
         columns = [(each.left_bytes, each.highest_bytes) for each in group.options]
@@ -247,6 +262,8 @@ def _frontier(
     left: npt.NDArray[np.int64], cost: npt.NDArray[np.generic], group: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.intp]:
     """Return the states of each group that no other one of it beats; of many, some that are spread evenly."""
+    if not len(left):
+        return np.zeros(0, dtype=np.intp)
     groups = np.unique(group)
     most = _MOST_STATES if len(groups) == 1 else 2 * _MOST_STATES // len(groups)
     return np.concatenate([_undominated(left, cost, np.flatnonzero(group == each), most) for each in groups])

@@ -1,4 +1,4 @@
-"""The groups that are worth considering: which blocks may be in one, and what each keeps from its second forward on."""
+"""The groups that are worth considering: which blocks may be in one, and what each keeps within it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Bytes: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupOption:
-    """What the blocks of a group keep, and what follows from it; bytes as those of `Stage` and `Option` together.
+    """What the blocks of a group keep, and what follows from it, in bytes beyond what those before left.
 
     Fields:
         keeps: what each block keeps from the second forward on.
@@ -135,14 +135,17 @@ class Groups:
         makers = {self._makers.get(storage, index - 1) for storage in call.outer_storages}
         program = before.program
         own = {s for unit in program.units for s in unit.reads} | program.saved
-        if not links or makers != {index - 1} or own.intersection(links.values()):
+        is_gone = not self._graph.gathered.isdisjoint(
+            before.outer_storages
+        )  # when the last block begins backward
+        if is_gone or not links or makers != {index - 1} or own.intersection(links.values()):
             return False
         mine, until = self._graph.calls[index].inputs, min(call.asked)
         is_asked_elsewhere = any(s not in mine and self._graph.deaths[s] >= until for s in linked)
         return not is_asked_elsewhere and not any(self._writers.get(s, set()) - {index - 1} for s in linked)
 
     def _links(self, index: int) -> dict[int, int]:
-        """Return the storages from outside of a call that the call before it makes, with their numbers there."""
+        """Return the storages from outside of a call that the one before makes, with their numbers there."""
         outer, before = self._callers[index].call.outer_storages, self._callers[index - 1].call
         made = {storage: number for number, storage in enumerate(before.storages)}
         return {-1 - number: made[storage] for number, storage in enumerate(outer) if storage in made}
@@ -154,23 +157,32 @@ class Groups:
         held = self._graph.held_bytes
         now = int(held[moment])
         callers = self._callers[start : end + 1]
+        if moment < callers[-1].call.end:  # a gradient is taken within forward
+            return []
         bases = [int(held[caller.backward_start]) - now for caller in callers]
         forwards = [int(held[caller.call.start]) - now for caller in callers]
         key = (*(id(self._options[i]) for i in range(start, end + 1)), *bases, *forwards)
         if key not in self._known:
             choices = [
-                self._choices_of(start + number, member, moment, is_first=not number, is_last=start + number == end)
+                self._choices_of(
+                    start + number, member, moment, is_first=not number, is_last=start + number == end
+                )
                 for number, member in enumerate(members)
             ]
             self._known[key] = list(_chosen(choices, bases, forwards))
         return [
             GroupOption(
-                keeps=each.keeps, highest_bytes=each.highest_bytes + now, left_bytes=each.left_bytes, cost=each.cost
+                keeps=each.keeps,
+                highest_bytes=each.highest_bytes + now,
+                left_bytes=each.left_bytes,
+                cost=each.cost,
             )
             for each in self._known[key]
         ]
 
-    def _choices_of(self, index: int, member: Member, moment: int, *, is_first: bool, is_last: bool) -> _Choices:
+    def _choices_of(
+        self, index: int, member: Member, moment: int, *, is_first: bool, is_last: bool
+    ) -> _Choices:
         key = (id(self._options[index]), member.links, member.outs, is_first, is_last)
         if key not in self._known_choices:
             self._known_choices[key] = self._made_choices(index, member, moment)

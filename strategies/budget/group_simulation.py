@@ -1,15 +1,15 @@
 """The bytes and the work of a group: consecutive blocks that hold the input of the first alone.
 
-When backward reaches a group, its forward runs again once: the *second forward* makes the inputs of its blocks
-and what each block keeps from then on. Then backward goes on as for any planned block, and what is not kept
-runs once more. The rules of `plan` hold, with these in addition:
+When backward reaches a group, its forward runs again once: the *second forward* makes the inputs of its
+blocks and what each block keeps from then on. Then backward goes on as for any planned block, and what is not
+kept runs once more. The rules of `plan` hold, with these in addition:
 
 1. In forward no block of a group keeps anything. A storage that one block makes and the next one reads is a
    *link*; it is from outside of the next block, and yet it is made again.
 2. The first ticket of the group that is redeemed starts the second forward, block by block in the order of
    forward. In each block the units run that its needed link and its needed kept storages follow from.
-3. What a unit makes in the second forward is held until its last reader in it has run; links and kept storages
-   until nobody reads them any more.
+3. What a unit makes in the second forward is held until its last reader in it has run; links and kept
+   storages until nobody reads them any more.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Share:
         effect: what changes, moment by moment, without its second forward.
         second_peak_bytes: most bytes that its second forward adds while it runs.
         second_bytes: bytes that there are more after it.
+        linked_bytes: bytes of links that the member before makes.
         again: units of the second forward.
         runs: units that run for requests of backward.
     """
@@ -52,6 +53,7 @@ class Share:
     effect: Effect = field(default_factory=Effect)
     second_peak_bytes: int = 0
     second_bytes: int = 0
+    linked_bytes: int = 0
     again: tuple[int, ...] = ()
     runs: tuple[int, ...] = ()
 
@@ -67,7 +69,12 @@ def first_ask(members: Sequence[Member]) -> int:
 
 
 def share_of(
-    member: Member, keep: frozenset[int], moment: int, *, random_state_bytes: int, owned: frozenset[int] | None = None
+    member: Member,
+    keep: frozenset[int],
+    moment: int,
+    *,
+    random_state_bytes: int,
+    owned: frozenset[int] | None = None,
 ) -> Share:
     """Return what a member adds.
 
@@ -96,7 +103,9 @@ def group_effect(
     for member, keep in zip(reversed(members), reversed(keeps), strict=True):
         outs = {s for s in member.outs if uses[0].uses_link(member.call.storages[s])} if uses else set()
         uses.insert(0, Uses.of(replace(member, outs=frozenset(outs)), keep, moment))
-    shares = [_Walk(each, random_state_bytes, owned).share for each, owned in zip(uses, _owned(uses), strict=True)]
+    shares = [
+        _Walk(each, random_state_bytes, owned).share for each, owned in zip(uses, _owned(uses), strict=True)
+    ]
     effect = Effect()
     live = peak = 0
     for share in shares:
@@ -222,6 +231,7 @@ class _Walk:
         self._release()
         again, runs = tuple(uses.second), tuple(sorted(later))
         self.share.again, self.share.runs = again, runs
+        self.share.linked_bytes = sum(self._sizes[link] for link in self._links)
         work = [self._program.units[unit] for unit in (*again, *runs)]
         self.share.effect.flops = sum(unit.flops for unit in work)
         self.share.effect.seconds = sum(unit.seconds for unit in work)

@@ -43,7 +43,7 @@ class Group:
     def tape(
         self, fates: Fates, ledger: HostLedger, region: Any, module: nn.Module, *, beyond: Beyond
     ) -> GroupedTape:
-        """Return the tape of a block that begins its forward; one that comes too early begins the group anew."""
+        """Return the tape of a block that begins its forward; one that comes too early begins anew."""
         number = self._numbers[fates.plan.fqn]
         if number <= self._second.latest or self._second.has_run:
             self._second = SecondForward()
@@ -104,9 +104,9 @@ class SecondForward:
         if self.has_run:
             return
         self.has_run = True
-        with recomputing(), below_autograd():
+        with recomputing():
             for member in self.members:
-                with _gathered(member.module()):
+                with _gathered(member.module()), below_autograd():
                     _run_again(member)
         self.members = []
 
@@ -151,7 +151,9 @@ class GroupedTape(BlockTape):
             if tensor._version != link.version:  # noqa: SLF001 (as autograd counts it)
                 fqn = self._fates.plan.fqn
                 problem = f"the input of {fqn!r} was written to in place after the block before had made it"
-                raise StrategyError("ac", f"{problem}; a plan with groups cannot make it again; write to a copy")
+                raise StrategyError(
+                    "ac", f"{problem}; a plan with groups cannot make it again; write to a copy"
+                )
             home = StorageHome(tensor, dense, link.home.latest, _LINK)
             home.latest.memory, home.tensors = None, []
             self._homes[identity_of(dense)] = home
@@ -194,7 +196,9 @@ class GroupedTape(BlockTape):
         self, operator: TapedOperator | None, facts: Any, home: StorageHome, written: Iterable[StorageHome]
     ) -> None:
         if home.address == _LINK:
-            problem = f"{self._fates.plan.fqn!r} writes to its input in place, which the block before has made"
+            problem = (
+                f"{self._fates.plan.fqn!r} writes to its input in place, which the block before has made"
+            )
             raise StrategyError("ac", f"{problem}; a plan with groups cannot make it again; write to a copy")
         super()._write(operator, facts, home, written)
 
@@ -209,7 +213,9 @@ def _run_again(member: Member) -> None:
     waiting = _needed([content for content in wanted if not content.is_at_hand()], frozenset())
     ends = frozenset(map(id, wanted))
     tickets = (ticket for reference in member.tickets if (ticket := reference()) is not None)
-    asked = [content for ticket in tickets if (content := ticket.content) is not None and id(content) not in ends]
+    asked = [
+        content for ticket in tickets if (content := ticket.content) is not None and id(content) not in ends
+    ]
     later = {id(operator) for operator in _needed(asked, ends).values()}
     del asked, wanted
     reads = Counter(id(r.content) for operator in waiting.values() for r in operator.readings() if r.content)

@@ -26,6 +26,8 @@ How an executor carries out a plan, which is what the predicted bytes count on:
    as long as the operator may run again; while it runs again, another one holds the state to put back.
 7. A block that is `plain`, or not in the plan, runs untouched.
 8. Where parts of the model run in chunks, operators are those that the loops run, chunk by chunk.
+9. Blocks of a *group* hold nothing of their own in forward. The first ticket of one that is redeemed runs its
+   forward again as one; `group_simulation` has the rules.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from strategies.budget.group_simulation import Share, group_effect
 from strategies.budget.lower_bound import LowerBound
 from strategies.budget.plan import BlockPlan, Plan, Value
 from strategies.budget.simulation import PLAIN, RANDOM_STATE_BYTES, Effect, peak_bytes, totals_of
-from strategies.budget.step_graph import BlockCall, StepGraph, StepOperator
+from strategies.budget.step_graph import StepGraph, StepOperator
 
 Objective: TypeAlias = Literal["flops", "time"]
 _ATTEMPTS = 6
@@ -189,7 +189,7 @@ class Planner:
         calls = self._calls[chosen.start : end]
         sizes = [call.sizes for call in self._graph.calls[chosen.start : end]]
         for planned, keep, share, size in zip(calls, chosen.keeps, chosen.shares, sizes, strict=True):
-            found = grouped_plan(planned, keep, share, (calls[0].fqn, calls[-1].fqn))
+            found = grouped_plan(planned, keep, share, group=(calls[0].fqn, calls[-1].fqn))
             yield replace(found, sizes=size)
 
     def _choice(self, budget_bytes: int) -> list[Chosen]:
@@ -244,7 +244,7 @@ class Planner:
         effect, shares = group_effect(members, keeps, random_state_bytes=self._random_state_bytes)
         return Chosen(start=choice.start, effect=effect, keeps=keeps, shares=tuple(shares))
 
-    def _peak_bytes(self, chosen: Sequence[Chosen]) -> int:
+    def _peak_bytes(self, chosen: Sequence[Chosen | Option]) -> int:
         return peak_bytes(self._graph, [each.effect for each in chosen])
 
     def _made_stages(self) -> list[Stage]:
@@ -371,7 +371,7 @@ def block_plan(call: PlannedCall, option: Option) -> BlockPlan:
 
 
 def grouped_plan(
-    call: PlannedCall, keep: frozenset[int], share: Share, group: tuple[str, str]
+    call: PlannedCall, keep: frozenset[int], share: Share, *, group: tuple[str, str]
 ) -> BlockPlan:
     """Return the plan of one block of a group, by addresses and with its reason.
 
@@ -384,7 +384,6 @@ def grouped_plan(
     program = call.program
     used = sorted(keep & (program.saved | {s for unit in share.runs for s in program.units[unit].reads}))
     again = sorted(program.saved - keep)
-    count = len(program.units)
     return BlockPlan(
         fqn=call.fqn,
         group=group[0],
@@ -395,8 +394,15 @@ def grouped_plan(
         kept_bytes=0,
         extra_flops=share.effect.flops,
         why=(
-            f"forward of {group[0]} to {group[1]} keeps the input of the first and runs again for the others', "
-            f"{len(share.again)} of {count} operators here; "
-            f"then {len(share.runs)} run for {len(again)} of {len(program.saved)} saved values"
+            f"in the group of {group[0]} to {group[1]}, {_input_of(call, share, group)}; forward runs again "
+            f"as one, {len(share.again)} of {len(program.units)} operators here, then {len(share.runs)} for "
+            f"{len(again)} of {len(program.saved)} saved values"
         ),
     )
+
+
+def _input_of(call: PlannedCall, share: Share, group: tuple[str, str]) -> str:
+    """Return what becomes of the input of a block in a group, for the middle of a sentence."""
+    if call.fqn == group[0]:
+        return "which holds this input alone"
+    return f"which makes this input of {share.linked_bytes} bytes again"
