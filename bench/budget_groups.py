@@ -229,7 +229,9 @@ def _measured(
                 plans=name,
                 peak=report.memory.peak_bytes / plain.memory.peak_bytes,
                 extra_percent=100 * extra / _flops(plain),
-                is_predicted=expected and found == (expected.predicted_peak_bytes, expected.extra_flops),
+                is_predicted=None
+                if expected is None
+                else found == (expected.predicted_peak_bytes, expected.extra_flops),
             )
 
 

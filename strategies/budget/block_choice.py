@@ -20,6 +20,8 @@ from strategies.budget.group_options import GroupOption
 
 _MOST_STATES = 1500
 _HOST_STEPS = 16
+_PLACES = 4096
+"""Intervals of bytes in which states are compared before they are sorted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -264,7 +266,7 @@ def _frontier(
     """Return the states of each group that no other one of it beats; of many, some that are spread evenly."""
     if not len(left):
         return np.zeros(0, dtype=np.intp)
-    groups = np.unique(group)
+    groups = np.unique(group) if group.any() else group[:1]
     most = _MOST_STATES if len(groups) == 1 else 2 * _MOST_STATES // len(groups)
     return np.concatenate([_undominated(left, cost, np.flatnonzero(group == each), most) for each in groups])
 
@@ -272,6 +274,7 @@ def _frontier(
 def _undominated(
     left: npt.NDArray[np.int64], cost: npt.NDArray[np.generic], among: npt.NDArray[np.intp], most: int
 ) -> npt.NDArray[np.intp]:
+    among = _promising(left, cost, among)
     order: npt.NDArray[np.intp] = among[np.lexsort((cost[among], left[among]))]
     costs = cost[order]
     best = np.minimum.accumulate(costs)
@@ -281,3 +284,17 @@ def _undominated(
         return chosen
     spread = np.linspace(0, len(chosen) - 1, most).astype(np.intp)
     return np.asarray(chosen[spread])
+
+
+def _promising(
+    left: npt.NDArray[np.int64], cost: npt.NDArray[np.generic], among: npt.NDArray[np.intp]
+) -> npt.NDArray[np.intp]:
+    """Return the states without most of those that another one beats, which need not be sorted then."""
+    lefts, costs = left[among], cost[among]
+    least, most = int(lefts.min()), int(lefts.max())
+    place = (lefts - least) // ((most - least) // _PLACES + 1)
+    cheapest = np.full(_PLACES + 1, costs.max())
+    np.minimum.at(cheapest, place, costs)
+    below = np.minimum.accumulate(cheapest)  # the cheapest so far; of a place and all with fewer bytes
+    is_beaten = (place > 0) & (costs >= below[place - 1])
+    return among[~is_beaten]

@@ -16,7 +16,7 @@ from strategies.budget.plan import Value, input_value
 from strategies.budget.step_graph import BlockCall, StepGraph, StepOperator
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Unit:
     """Operators that run again together: one that makes storages, and those that write to them.
 
@@ -29,6 +29,8 @@ class Unit:
         private_bytes: bytes that they make and free on top, at most.
         random_states: states of generators that are stashed for them.
         is_repeatable: whether they may run again.
+        early_reads: those of `reads` that no operator reads from the first random one on, such as what a mask
+            has its size from.
     """
 
     name: str
@@ -40,6 +42,12 @@ class Unit:
     private_bytes: int
     random_states: int
     is_repeatable: bool
+    early_reads: tuple[int, ...] = ()
+
+    @cached_property
+    def late_reads(self) -> tuple[int, ...]:
+        """The other ones of `reads`."""
+        return tuple(storage for storage in self.reads if storage not in self.early_reads)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,11 +266,18 @@ def _unit(group: Sequence[StepOperator], numbers: Mapping[int, int], outside: di
     for storage in reads:
         if storage not in numbers:
             outside.setdefault(storage, -1 - len(outside))
+    random = next((index for index, each in enumerate(group) if each.random_states), 0)
+    late = {s for each in group[random:] for s in each.reads}
     is_outer_write = any(storage not in makes for each in group for storage in each.writes)
+
+    def number_of(storage: int) -> int:
+        return numbers.get(storage, outside.get(storage, -1))
+
     return Unit(
         name=group[0].name,
         operators=tuple(each.ordinal for each in group),
-        reads=tuple(numbers.get(storage, outside.get(storage, -1)) for storage in reads),
+        reads=tuple(number_of(storage) for storage in reads),
+        early_reads=tuple(number_of(storage) for storage in reads if storage not in late),
         makes=tuple(numbers[storage] for storage in makes),
         flops=sum(each.flops for each in group),
         seconds=sum(each.seconds for each in group),

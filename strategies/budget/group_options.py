@@ -14,10 +14,10 @@ from strategies.budget.group_simulation import Member, first_ask, share_of
 from strategies.budget.simulation import Effect
 from strategies.budget.step_graph import StepGraph
 
-LENGTHS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64)
+_LENGTHS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64)
 _MOST_KEEPS = 16
 _MOST_STATES = 64
-_THRESHOLDS = 12
+_TOTALS = 12
 
 Bytes: TypeAlias = npt.NDArray[np.int64]
 
@@ -62,6 +62,24 @@ class _Choices:
     cost: npt.NDArray[np.float64]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Kept:
+    """What the members of a group keep, wherever in the step it is.
+
+    Fields:
+        keeps: what each member keeps.
+        highest: highest total of its backward, beyond what is there when the second forward begins.
+        forward, left: of each member the highest total of its forward, and the bytes that wait for backward.
+        cost: cost of what runs again.
+    """
+
+    keeps: tuple[frozenset[int], ...]
+    highest: int
+    forward: tuple[int, ...]
+    left: tuple[int, ...]
+    cost: float
+
+
 class Groups:
     """The groups of a step.
 
@@ -90,7 +108,7 @@ class Groups:
             for storage in operator.writes:
                 self._writers.setdefault(storage, set()).add(operator.call)
         self._may_join = [False, *(self._follows(index) for index in range(1, len(callers)))]
-        self._known: dict[object, list[GroupOption]] = {}
+        self._known: dict[object, list[_Kept]] = {}
         self._known_choices: dict[object, _Choices] = {}
 
     def members(self, start: int, end: int) -> list[Member]:
@@ -107,7 +125,7 @@ class Groups:
         for start in range(len(self._callers) - 1):
             if not self._is_possible(start):
                 continue
-            for length in LENGTHS:
+            for length in _LENGTHS:
                 end = start + length - 1
                 if end >= len(self._callers) or not all(self._may_join[start + 1 : end + 1]):
                     break
@@ -160,30 +178,19 @@ class Groups:
         if moment < callers[-1].call.end:  # a gradient is taken within forward
             return []
         bases = [int(held[caller.backward_start]) - now for caller in callers]
-        forwards = [int(held[caller.call.start]) - now for caller in callers]
-        key = (*(id(self._options[i]) for i in range(start, end + 1)), *bases, *forwards)
-        if key not in self._known:
-            choices = [
-                self._choices_of(
-                    start + number, member, moment, is_first=not number, is_last=start + number == end
-                )
-                for number, member in enumerate(members)
-            ]
-            self._known[key] = list(_chosen(choices, bases, forwards))
-        return [
-            GroupOption(
-                keeps=each.keeps,
-                highest_bytes=each.highest_bytes + now,
-                left_bytes=each.left_bytes,
-                cost=each.cost,
-            )
-            for each in self._known[key]
+        forwards = [int(held[caller.call.start]) for caller in callers]
+        choices = [
+            self._choices_of(index, member, moment)
+            for index, member in zip(range(start, end + 1), members, strict=True)
         ]
+        key = (*map(id, choices), *bases)
+        if key not in self._known:
+            self._known[key] = list(_chosen(choices, bases))
+        found = self._known[key]
+        return [_with_forward(each, forwards, now) for each in found]
 
-    def _choices_of(
-        self, index: int, member: Member, moment: int, *, is_first: bool, is_last: bool
-    ) -> _Choices:
-        key = (id(self._options[index]), member.links, member.outs, is_first, is_last)
+    def _choices_of(self, index: int, member: Member, moment: int) -> _Choices:
+        key = (id(self._options[index]), member.links, member.outs)
         if key not in self._known_choices:
             self._known_choices[key] = self._made_choices(index, member, moment)
         return self._known_choices[key]
@@ -245,32 +252,41 @@ def _thinned(rows: Sequence[tuple[frozenset[int], int, int, int, int, int, float
     )
 
 
-def _chosen(
-    choices: Sequence[_Choices], bases: Sequence[int], forwards: Sequence[int]
-) -> Iterator[GroupOption]:
+def _chosen(choices: Sequence[_Choices], bases: Sequence[int]) -> Iterator[_Kept]:
     """Yield the cheapest choices of a group within totals from the smallest to that of the cheapest one."""
-    least = _best(choices, bases, None)
-    assert least is not None
-    most = _best(choices, bases, np.iinfo(np.int64).max)
-    assert most is not None
-    low, high = least[1], most[1]
+    least, cheapest = _best(choices, bases, None), _best(choices, bases, np.iinfo(np.int64).max)
+    assert least is not None, "without a limit there is a choice"
+    assert cheapest is not None, "and here"
     seen: set[tuple[int, ...]] = set()
-    for total in np.linspace(low, max(high, low), _THRESHOLDS).astype(np.int64):
+    for total in np.linspace(least[1], max(cheapest[1], least[1]), _TOTALS).astype(np.int64):
         found = _best(choices, bases, int(total))
         if found is None or tuple(found[0]) in seen:
             continue
-        seen.add(tuple(found[0]))
         numbers, highest, cost = found
-        left = 0
-        for number, each, start in zip(numbers, choices, forwards, strict=True):
-            highest = max(highest, left + int(each.forward[number]) + start)
-            left += int(each.left[number])
-        yield GroupOption(
-            keeps=tuple(each.keeps[number] for number, each in zip(numbers, choices, strict=True)),
-            highest_bytes=highest,
-            left_bytes=left,
+        seen.add(tuple(numbers))
+        pairs = list(zip(numbers, choices, strict=True))
+        yield _Kept(
+            keeps=tuple(each.keeps[number] for number, each in pairs),
+            highest=highest,
+            forward=tuple(int(each.forward[number]) for number, each in pairs),
+            left=tuple(int(each.left[number]) for number, each in pairs),
             cost=cost,
         )
+
+
+def _with_forward(kept: _Kept, forwards: Sequence[int], now: int) -> GroupOption:
+    """Return an option at its place in the step.
+
+    Args:
+        kept: the option.
+        forwards: bytes there at the beginning of each forward, without plan.
+        now: bytes there when the second forward begins, without plan.
+    """
+    highest, left = kept.highest + now, 0
+    for start, forward, added in zip(forwards, kept.forward, kept.left, strict=True):
+        highest = max(highest, left + forward + start)
+        left += added
+    return GroupOption(keeps=kept.keeps, highest_bytes=highest, left_bytes=left, cost=kept.cost)
 
 
 def _best(

@@ -266,17 +266,21 @@ class _Walk:
             unit = units[index]
             live += sum(sizes[storage] for storage in unit.makes)
             stash = self._stash_of(index)
+            peak = max(peak, live)
+            live -= sum(self._read_second(storage, waiting) for storage in unit.early_reads)
             peak = max(peak, live + unit.private_bytes + (self._random_state_bytes if stash else 0))
             if index not in later:
                 live -= stash
             live -= sum(sizes[s] for s in unit.makes if s not in uses.stays and not waiting[s])
-            for storage in unit.reads:
-                waiting[storage] -= 1
-                if storage >= 0 and storage not in uses.stays:
-                    live -= 0 if waiting[storage] else sizes[storage]
-                else:
-                    live -= self._read(storage)
+            live -= sum(self._read_second(storage, waiting) for storage in unit.late_reads)
         self.share.second_peak_bytes, self.share.second_bytes = peak, live
+
+    def _read_second(self, storage: int, waiting: Counter[int]) -> int:
+        """Note that a unit of the second forward has read a storage; return the bytes that are free then."""
+        waiting[storage] -= 1
+        if storage < 0 or storage in self._uses.stays:
+            return self._read(storage)
+        return 0 if waiting[storage] else self._sizes[storage]
 
     def _run(self, request: Sequence[int], moment: int) -> None:
         """Follow the bytes while the units of a request run between a moment and the next."""
@@ -286,12 +290,15 @@ class _Walk:
             unit = units[index]
             live += sum(sizes[storage] for storage in unit.makes)
             stash = self._stash_of(index)
+            peak = max(peak, live)
+            for storage in unit.early_reads:
+                live -= self._read(storage)
             peak = max(peak, live + unit.private_bytes + (self._random_state_bytes if stash else 0))
             live -= stash
             for storage in unit.makes:
                 if storage in uses.stays or uses.last(storage) < 0:  # superfluous
                     live -= sizes[storage]
-            for storage in unit.reads:
+            for storage in unit.late_reads:
                 live -= self._read(storage)
         self.share.effect.peaks[moment] = max(peak, live)
         self.share.effect.gains[moment + 1] += live

@@ -271,6 +271,7 @@ def _needed(contents: Iterable[Content], ends: frozenset[int]) -> dict[int, Tape
         if content.is_at_hand():
             if reader is not None:
                 content.refuse_change(reader)
+                _refuse_emptied(content, reader)
             continue
         maker = content.maker
         assert maker is not None, "a content is there, or something makes it"
@@ -279,6 +280,18 @@ def _needed(contents: Iterable[Content], ends: frozenset[int]) -> dict[int, Tape
             read = (reading.content for reading in maker.readings())
             stack.extend((each, maker) for each in read if each is not None and id(each) not in ends)
     return found
+
+
+def _refuse_emptied(content: Content, reader: TapedOperator) -> None:
+    """Refuse to read what has lost its memory since forward.
+
+    Raises:
+        StrategyError: naming the operator.
+    """
+    memory = content.memory
+    if memory is not None and memory.numel() and not memory.untyped_storage().nbytes():
+        problem = f"{reader.name} of a group reads a parameter that sharding has taken away after forward"
+        raise StrategyError("ac.plan", f"{problem}; make the plan on this mesh, or shard each block by FSDP2")
 
 
 @contextmanager
@@ -294,8 +307,8 @@ def _gathered(module: nn.Module | None) -> Iterator[None]:
 
 
 def _gather(unit: FSDPModule) -> Callable[[], None] | None:
-    """Gather the parameters of one unit; return what shards them again, `None` where they are there anyway."""
+    """Gather the parameters of one unit; return what shards them again, `None` where they stay."""
     groups = unit._get_fsdp_state()._fsdp_param_groups  # noqa: SLF001 (no public way to ask)
-    is_there = all(group._all_gather_result is not None or group.is_unsharded for group in groups)  # noqa: SLF001
+    is_there = all(each.is_unsharded or each._all_gather_result for each in groups)  # noqa: SLF001
     unit.unshard()
     return None if is_there else unit.reshard

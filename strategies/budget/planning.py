@@ -207,7 +207,7 @@ class Planner:
             if peak <= budget_bytes:
                 return chosen
             target -= peak - budget_bytes
-        for known in (self._plain(), self._smallest):
+        for known in (self._untouched(), self._smallest):
             if self._peak_bytes(known) <= budget_bytes:
                 return known
         raise BudgetBelowMinimum(
@@ -219,13 +219,17 @@ class Planner:
         smallest = smallest_budget(self._stages, self._host_bytes, self._nests)
         choices = cheapest(self._stages, smallest, self._host_bytes, self._nests)
         if choices is None:  # among states that were left out of many
-            return self._plain()
-        return min(self._chosen(choices), self._plain(), key=self._peak_bytes)
+            return self._untouched()
+        return min(self._chosen(choices), self._untouched(), key=self._peak_bytes)
 
-    def _plain(self) -> list[Chosen]:
-        options = (caller.option(PLAIN) for caller in self._callers)
+    def _plain(self) -> list[Option]:
+        return [caller.option(PLAIN) for caller in self._callers]
+
+    def _untouched(self) -> list[Chosen]:
+        """Return the choice that leaves every block as it is."""
         return [
-            Chosen(start=start, option=option, effect=option.effect) for start, option in enumerate(options)
+            Chosen(start=start, option=option, effect=option.effect)
+            for start, option in enumerate(self._plain())
         ]
 
     def _chosen(self, choices: Sequence[Choice]) -> list[Chosen]:

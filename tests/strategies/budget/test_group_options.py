@@ -17,12 +17,12 @@ from tests.strategies.budget.small_steps import WIDTH, Gated, GatedBlock, measur
 from tests.strategies.budget.test_capture import captured
 from tests.strategies.budget.test_carried_out import trained
 
-X = torch.randn(2, 8, WIDTH)
+X = torch.randn(8, 32, WIDTH)
 
 
 @cache
 def graph() -> StepGraph:
-    return captured(Gated(0.1, blocks=8), X)
+    return captured(Gated(blocks=8), X)
 
 
 @cache
@@ -46,9 +46,9 @@ def test_groups_reach_smaller_peaks_and_never_beat_the_bound() -> None:
 
 def test_the_smallest_plan_is_carried_out_to_the_byte() -> None:
     plan = planners()[1].plan(planners()[1].minimum_feasible_bytes)
-    planned = Gated(0.1, blocks=8)
+    planned = Gated(blocks=8)
     enclose(plan, planned.blocks)
-    (expected, _), (found, flops) = trained(Gated(0.1, blocks=8), X), trained(planned, X)
+    (expected, _), (found, flops) = trained(Gated(blocks=8), X), trained(planned, X)
     assert all(map(torch.equal, expected, found))
     assert flops == graph().flops + plan.extra_flops
     assert measured_peak_bytes(planned, [X], step_of(planned, X)) == plan.predicted_peak_bytes
@@ -95,21 +95,16 @@ def ending(end: Callable[[Tensor, Tensor], Tensor]) -> nn.Module:
     return model
 
 
-def writes_to_its_input(x: Tensor, y: Tensor) -> Tensor:
-    return y + x.detach().add_(0)
-
-
 MODELS = {
     "a chain": (lambda: Gated(blocks=3), [(0, 1), (0, 2), (1, 2)]),
-    "a view between": (lambda: Between(lambda each: each[-1].view(4, 4, WIDTH)), [(0, 1), (0, 2), (1, 2)]),
+    "a view between": (lambda: Between(lambda each: each[-1].view(16, 16, WIDTH)), [(0, 1), (0, 2), (1, 2)]),
     "an operator between": (lambda: Between(lambda each: each[-1] * 2), []),
     "a write between": (lambda: Between(lambda each: each[-1].add_(0) if len(each) > 1 else each[-1]), []),
     "a skip over a block": (lambda: Between(lambda each: each[-1] + each[0]), []),
     "the block needs its output": (lambda: ending(lambda _, y: y.tanh()), []),
-    "the block writes to its input": (lambda: ending(writes_to_its_input), []),
     "a batch norm, which may not run again": (
         lambda: ending(
-            lambda _, y: nn.functional.batch_norm(y, torch.zeros(8), torch.ones(8), training=True)
+            lambda _, y: nn.functional.batch_norm(y, torch.zeros(32), torch.ones(32), training=True)
         ),
         [],
     ),

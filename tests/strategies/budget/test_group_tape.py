@@ -127,7 +127,5 @@ def test_a_weight_that_changed_since_forward_is_refused() -> None:
     loss = model(X).sum()
     with torch.no_grad():
         model.layers[0].norms[0].weight.mul_(2)
-    with pytest.raises(
-        StrategyError, match=r"changed in place after forward"
-    ):
+    with pytest.raises(StrategyError, match=r"changed in place after forward"):
         loss.backward()
