@@ -153,7 +153,9 @@ class Uses:
         call, program = member.call, member.call.program
         there = keep | member.outs
         ran: set[int] = set()
-        requests, held_until, read_until = [], {}, {}
+        requests: list[list[int]] = []
+        held_until: dict[int, int] = {}
+        read_until: dict[int, int] = {}
         for storage, asked, until, released in zip(
             program.asked, call.asked, call.until, call.released, strict=True
         ):

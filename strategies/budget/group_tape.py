@@ -253,9 +253,9 @@ def _run_one(
     for each in read:
         reads[each] -= 1
         if not reads[each] and each in passing:
-            content = passing.pop(each)()
-            if content is not None:
-                content.memory = None
+            passed = passing.pop(each)()
+            if passed is not None:
+                passed.memory = None
 
 
 def _needed(contents: Iterable[Content], ends: frozenset[int]) -> dict[int, TapedOperator]:

@@ -89,7 +89,7 @@ class Between(Gated):
         return outputs
 
 
-def ending(end: Callable[[Tensor, Tensor], Tensor]) -> nn.Module:
+def ending(end: Callable[[Tensor, Tensor], Tensor]) -> Gated:
     model = Gated(blocks=3)
     model.layers = nn.ModuleList(Ending(end) for _ in range(3))
     return model
@@ -113,7 +113,7 @@ MODELS = {
 
 @pytest.mark.parametrize(("model", "spans"), MODELS.values(), ids=MODELS)
 def test_blocks_of_which_each_reads_what_the_one_before_makes(
-    model: Callable[[], nn.Module], spans: list[tuple[int, int]]
+    model: Callable[[], Gated], spans: list[tuple[int, int]]
 ) -> None:
     found = groups_of(captured(model(), X.clone()))
     assert [(start, end) for start, end, _ in found.all()] == spans
