@@ -47,7 +47,7 @@ class Ours(Planner):
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
-        super().__init__(captured(workload.plain))
+        super().__init__(captured(workload.plain), nests=False)
         self._alike = list(self._same_everywhere())
 
     def at(self, budget_bytes: int) -> Plan | None:

@@ -166,12 +166,7 @@ class Budget(ActivationCheckpointing):
         plan = given or self.plan(first_call.shadow_step(model, sample, {}))
         if name == "plan":
             return plan.describe()
-        if self.needs_compiler:
-            problem = f"compiled numbers the operators of graphs, which {name} has no words for"
-            raise StrategyError("ac.executor", f"{problem}; use show=plan or ac.executor=eager")
-        if plan.chunk is not None:
-            problem = f"the plan numbers operators of programs in chunks, which {name} has no words for"
-            raise StrategyError("chunk", f"{problem}; use show=plan, or chunk=none")
+        self._require_words(name, plan)
         step = first_call.shadow_step(model, sample, {})
         forwards = operator_modules.block_forwards(step, self.blocks_of(step.model))
         return {
@@ -179,6 +174,23 @@ class Budget(ActivationCheckpointing):
             "saves": export.operator_saves,
             "torch_remat": export.remat_regions,
         }[name](plan, forwards)
+
+    def _require_words(self, name: str, plan: Plan) -> None:
+        """Refuse a plan that others have no words for.
+
+        Raises:
+            StrategyError: naming what of it.
+        """
+        if self.needs_compiler:
+            problem = f"compiled numbers the operators of graphs, which {name} has no words for"
+            raise StrategyError("ac.executor", f"{problem}; use show=plan or ac.executor=eager")
+        if plan.chunk is not None:
+            problem = f"the plan numbers operators of programs in chunks, which {name} has no words for"
+            raise StrategyError("chunk", f"{problem}; use show=plan, or chunk=none")
+        first = next((block.group for block in plan.blocks if block.group), None)
+        if first is not None:
+            problem = f"the plan runs the group of {first!r} again as one, which {name} has no words for"
+            raise StrategyError("show", f"{problem}; use show=plan, or a budget that needs no groups")
 
     def call_site(self, model: nn.Module) -> RegionCallSite:  # noqa: ARG002 (refused whatever the model)
         """Refuse: one region around the whole model has no blocks to plan.
@@ -267,7 +279,12 @@ class Budget(ActivationCheckpointing):
             else:
                 with step.around():
                     graph = capture.capture(step.run, found, device=step.device, standing=step.standing)
-            planner = planning.Planner(graph, objective=objective, host_bytes=int(self.host_gib * _GIB))
+            planner = planning.Planner(
+                graph,
+                objective=objective,
+                host_bytes=int(self.host_gib * _GIB),
+                nests=not self.needs_compiler and step.chunk is None,
+            )
             ways.append(chunked_planning.Way(planner=planner, chunk=step.chunk))
         return of_executor(self._fitting(chunked_planning.ChunkedPlanner(ways, objective)).with_idle(found))
 

@@ -2,21 +2,26 @@
 
 The state is the bytes that the blocks so far leave for backward. A choice fits where they, and the highest
 total of forward and of backward of the next block, stay within the budget; so does what lies between blocks.
-Where bytes on the host are few, states with about as many of them compete.
+Where bytes on the host are few, states with about as many of them compete. A group of blocks is one step of
+the programme, from the blocks before it to those behind it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from strategies.budget.block_options import Option
+from strategies.budget.group_options import GroupOption
 
 _MOST_STATES = 1500
 _HOST_STEPS = 16
+_PLACES = 4096
+"""Intervals of bytes in which states are compared before they are sorted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,49 +40,206 @@ class Stage:
     between: int
 
 
-def cheapest(stages: Sequence[Stage], budget_bytes: int, host_bytes: int = 0) -> list[int] | None:
-    """Return the option of each block, by number; `None` where none that was found fits.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Consecutive blocks that can be one group.
+
+    Fields:
+        start, end: numbers of the first block and of the one behind the last.
+        options: what it can do.
+    """
+
+    start: int
+    end: int
+    options: Sequence[GroupOption]
+
+
+class Choice(NamedTuple):
+    """What one block, or one group, does.
+
+    Fields:
+        start, end: numbers of the first block and of the one behind the last.
+        group: number of the group; `None` of a block that is in none.
+        option: number of the option of the block or of the group.
+    """
+
+    start: int
+    end: int
+    group: int | None
+    option: int
+
+
+def cheapest(
+    stages: Sequence[Stage], budget_bytes: int, host_bytes: int = 0, groups: Sequence[Group] = ()
+) -> list[Choice] | None:
+    """Return the choice for all blocks, in the order of forward; `None` where none that was found fits.
 
     Args:
         stages: the blocks, in the order of forward.
         budget_bytes: most bytes on the device.
         host_bytes: most bytes on the host.
+        groups: blocks that can be one.
     """
-    left, cost, host = np.zeros(1, dtype=np.int64), np.zeros(1), np.zeros(1, dtype=np.int64)
     step = _step(stages, host_bytes)
-    back: list[tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]] = []
-    for stage in stages:
-        added, highest, costs, moved = _columns(stage)
-        sums, on_host = left[:, None] + added[None, :], host[:, None] + moved[None, :]
-        fits = (left[:, None] + highest[None, :] <= budget_bytes) & (sums + stage.between <= budget_bytes)
-        before, option = np.nonzero(fits & (on_host <= host_bytes))
-        if not len(before):
-            return None
-        left, cost, host = sums[before, option], cost[before] + costs[option], on_host[before, option]
-        chosen = _frontier(left, cost, host // step)
-        left, cost, host = left[chosen], cost[chosen], host[chosen]
-        back.append((before[chosen], option[chosen]))
-    state = int(np.argmin(cost))
-    options: list[int] = []
-    for before, option in reversed(back):
-        options.append(int(option[state]))
-        state = int(before[state])
-    return options[::-1]
+    reached = [_States.at_start()]
+    for stage, moves in zip(stages, _moves(stages, groups), strict=True):
+        found = []
+        for move in moves:
+            states = reached[move.start]
+            highest, on_host = _totals(states, move, stage)
+            fits = (highest <= budget_bytes) & (on_host <= host_bytes)
+            found.append(states.moved(move, fits, states.goal[:, None] + move.cost[None, :]))
+        reached.append(_States.best_of(found, step))
+    return _followed_back(reached) if len(reached[-1].left) else None
 
 
-def smallest_budget(stages: Sequence[Stage], host_bytes: int = 0) -> int:
+def smallest_budget(stages: Sequence[Stage], host_bytes: int = 0, groups: Sequence[Group] = ()) -> int:
     """Return the smallest budget that some choice fits, with so many bytes on the host."""
-    left, peak, host = (np.zeros(1, dtype=np.int64) for _ in range(3))
     step = _step(stages, host_bytes)
-    for stage in stages:
-        added, highest, _, moved = _columns(stage)
-        sums, on_host = left[:, None] + added[None, :], host[:, None] + moved[None, :]
-        peaks = np.maximum(peak[:, None], np.maximum(left[:, None] + highest[None, :], sums + stage.between))
-        fits = on_host <= host_bytes
-        left, peak, host = sums[fits], peaks[fits], on_host[fits]
-        chosen = _frontier(left, peak, host // step)
-        left, peak, host = left[chosen], peak[chosen], host[chosen]
-    return int(peak.min())
+    reached = [_States.at_start()]
+    for stage, moves in zip(stages, _moves(stages, groups), strict=True):
+        found = []
+        for move in moves:
+            states = reached[move.start]
+            highest, on_host = _totals(states, move, stage)
+            peaks = np.maximum(states.goal[:, None], highest)
+            found.append(states.moved(move, on_host <= host_bytes, peaks))
+        reached.append(_States.best_of(found, step))
+    return int(reached[-1].goal.min())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Move:
+    """A block or a group that ends at one place: its options as columns."""
+
+    start: int
+    end: int
+    group: int | None
+    left: npt.NDArray[np.int64]
+    highest: npt.NDArray[np.int64]
+    cost: npt.NDArray[np.float64]
+    host: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _States:
+    """The states after some blocks, of which none beats another.
+
+    Fields:
+        left: bytes that wait for backward.
+        goal: what is made least: the cost, or the peak.
+        host: bytes on the host.
+        moves: moves that lead here.
+        move, before, option: of each state its move, the state before it, and the option.
+    """
+
+    left: npt.NDArray[np.int64]
+    goal: npt.NDArray[Any]
+    host: npt.NDArray[np.int64]
+    moves: Sequence[_Move]
+    move: npt.NDArray[np.intp]
+    before: npt.NDArray[np.intp]
+    option: npt.NDArray[np.intp]
+
+    @classmethod
+    def at_start(cls) -> _States:
+        """Return the state before the first block."""
+        none, number = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.intp)
+        return cls(
+            left=none, goal=np.zeros(1), host=none, moves=(), move=number, before=number, option=number
+        )
+
+    def moved(self, move: _Move, fits: npt.NDArray[np.bool_], goal: npt.NDArray[Any]) -> _States:
+        """Return the states after one move.
+
+        Args:
+            move: the move.
+            fits: which states may take which option, shape (states, options).
+            goal: what is made least, of the same shape.
+        """
+        before, option = np.nonzero(fits)
+        return _States(
+            left=self.left[before] + move.left[option],
+            goal=goal[before, option],
+            host=self.host[before] + move.host[option],
+            moves=(move,),
+            move=np.zeros(len(before), dtype=np.intp),
+            before=before,
+            option=option,
+        )
+
+    @classmethod
+    def best_of(cls, found: Sequence[_States], step: int) -> _States:
+        """Return the states that no other one beats."""
+        left, goal, host, before, option = (
+            np.concatenate([getattr(each, name) for each in found])
+            for name in ("left", "goal", "host", "before", "option")
+        )
+        move = np.repeat(np.arange(len(found)), [len(each.left) for each in found])
+        chosen = _frontier(left, goal, host // step)
+        return cls(
+            left=left[chosen],
+            goal=goal[chosen],
+            host=host[chosen],
+            moves=[each.moves[0] for each in found],
+            move=move[chosen],
+            before=before[chosen],
+            option=option[chosen],
+        )
+
+
+def _totals(
+    states: _States, move: _Move, stage: Stage
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the highest total of each state and option, and its bytes on the host.
+
+    Args:
+        states: the states before the move.
+        move: the move.
+        stage: the block that it ends with.
+    """
+    left = states.left[:, None]
+    highest = np.maximum(left + move.highest[None, :], left + move.left[None, :] + stage.between)
+    return highest, states.host[:, None] + move.host[None, :]
+
+
+def _followed_back(reached: Sequence[_States]) -> list[Choice]:
+    """Return the choices that lead to the last state of the least cost."""
+    place, state = len(reached) - 1, int(np.argmin(reached[-1].goal))
+    found: list[Choice] = []
+    while place:
+        states = reached[place]
+        move = states.moves[int(states.move[state])]
+        found.append(Choice(move.start, place, move.group, int(states.option[state])))
+        place, state = move.start, int(states.before[state])
+    return found[::-1]
+
+
+def _moves(stages: Sequence[Stage], groups: Sequence[Group]) -> list[list[_Move]]:
+    """Return for each block the moves that end with it: of itself, and of groups."""
+    moves = []
+    for number, stage in enumerate(stages):
+        left, highest, cost, host = _columns(stage)
+        own = _Move(
+            start=number, end=number + 1, group=None, left=left, highest=highest, cost=cost, host=host
+        )
+        moves.append([own])
+    for number, group in enumerate(groups):
+        columns = [(each.left_bytes, each.highest_bytes) for each in group.options]
+        left, highest = np.array(columns, dtype=np.int64).T
+        cost = np.array([each.cost for each in group.options])
+        moves[group.end - 1].append(
+            _Move(
+                start=group.start,
+                end=group.end,
+                group=number,
+                left=left,
+                highest=highest,
+                cost=cost,
+                host=np.zeros_like(left),
+            )
+        )
+    return moves
 
 
 def _step(stages: Sequence[Stage], host_bytes: int) -> int:
@@ -102,7 +264,9 @@ def _frontier(
     left: npt.NDArray[np.int64], cost: npt.NDArray[np.generic], group: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.intp]:
     """Return the states of each group that no other one of it beats; of many, some that are spread evenly."""
-    groups = np.unique(group)
+    if not len(left):
+        return np.zeros(0, dtype=np.intp)
+    groups = np.unique(group) if group.any() else group[:1]
     most = _MOST_STATES if len(groups) == 1 else 2 * _MOST_STATES // len(groups)
     return np.concatenate([_undominated(left, cost, np.flatnonzero(group == each), most) for each in groups])
 
@@ -110,6 +274,7 @@ def _frontier(
 def _undominated(
     left: npt.NDArray[np.int64], cost: npt.NDArray[np.generic], among: npt.NDArray[np.intp], most: int
 ) -> npt.NDArray[np.intp]:
+    among = _promising(left, cost, among)
     order: npt.NDArray[np.intp] = among[np.lexsort((cost[among], left[among]))]
     costs = cost[order]
     best = np.minimum.accumulate(costs)
@@ -119,3 +284,17 @@ def _undominated(
         return chosen
     spread = np.linspace(0, len(chosen) - 1, most).astype(np.intp)
     return np.asarray(chosen[spread])
+
+
+def _promising(
+    left: npt.NDArray[np.int64], cost: npt.NDArray[np.generic], among: npt.NDArray[np.intp]
+) -> npt.NDArray[np.intp]:
+    """Return the states without most of those that another one beats, which need not be sorted then."""
+    lefts, costs = left[among], cost[among]
+    least, most = int(lefts.min()), int(lefts.max())
+    place = (lefts - least) // ((most - least) // _PLACES + 1)
+    cheapest = np.full(_PLACES + 1, costs.max())
+    np.minimum.at(cheapest, place, costs)
+    below = np.minimum.accumulate(cheapest)  # the cheapest so far; of a place and all with fewer bytes
+    is_beaten = (place > 0) & (costs >= below[place - 1])
+    return among[~is_beaten]

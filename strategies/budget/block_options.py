@@ -108,14 +108,27 @@ class CallOptions:
         effect = effect_of(call, decision, random_state_bytes=self._random_state_bytes, machine=self._machine)
         if not (decision.is_plain or effect.runs or decision.offload):
             return self.option(PLAIN)  # the block runs untouched
+        forward_bytes, left_bytes, backward_bytes = self.highest(effect)
         return Option(
             decision=decision,
-            forward_bytes=self._highest(effect, self._forward, call.start),
-            left_bytes=effect.most_bytes(min(call.end + 1, self.backward_start), self.backward_start),
-            backward_bytes=self._highest(effect, self._backward, self.backward_start),
+            forward_bytes=forward_bytes,
+            left_bytes=left_bytes,
+            backward_bytes=backward_bytes,
             host_bytes=effect.host_bytes,
             cost=self._cost(effect),
             effect=effect,
+        )
+
+    def highest(self, effect: Effect) -> tuple[int, int, int]:
+        """Return the highest total of forward, the bytes that wait for backward, and its highest total.
+
+        Bytes are beyond those at the beginning of the windows of forward and backward.
+        """
+        call, start = self.call, self.backward_start
+        return (
+            self._highest(effect, self._forward, call.start),
+            effect.most_bytes(min(call.end + 1, start), start),
+            self._highest(effect, self._backward, start),
         )
 
     def _highest(self, effect: Effect, held: npt.NDArray[np.int64], start: int) -> int:

@@ -16,7 +16,7 @@ from strategies.budget.plan import Value, input_value
 from strategies.budget.step_graph import BlockCall, StepGraph, StepOperator
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Unit:
     """Operators that run again together: one that makes storages, and those that write to them.
 
@@ -29,6 +29,8 @@ class Unit:
         private_bytes: bytes that they make and free on top, at most.
         random_states: states of generators that are stashed for them.
         is_repeatable: whether they may run again.
+        early_reads: those of `reads` that no operator reads from the first random one on, such as what a mask
+            has its size from.
     """
 
     name: str
@@ -40,6 +42,12 @@ class Unit:
     private_bytes: int
     random_states: int
     is_repeatable: bool
+    early_reads: tuple[int, ...] = ()
+
+    @cached_property
+    def late_reads(self) -> tuple[int, ...]:
+        """The other ones of `reads`."""
+        return tuple(storage for storage in self.reads if storage not in self.early_reads)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +158,7 @@ class PlannedCall:
         released: the last moment at which the graph holds what autograd has saved.
         nodes: names of these nodes.
         outer_deaths: the last moment at which each storage from outside lives, -1 first.
+        storages, outer_storages: numbers of its storages in the step, and of those from outside, -1 first.
     """
 
     fqn: str
@@ -163,6 +172,8 @@ class PlannedCall:
     released: tuple[int, ...]
     nodes: tuple[str, ...]
     outer_deaths: tuple[int, ...]
+    storages: tuple[int, ...]
+    outer_storages: tuple[int, ...]
 
 
 def planned_call(graph: StepGraph, call: BlockCall) -> PlannedCall:
@@ -209,6 +220,8 @@ def planned_call(graph: StepGraph, call: BlockCall) -> PlannedCall:
         released=tuple(each.released for each in redemptions),
         nodes=tuple(each.node for each in redemptions),
         outer_deaths=tuple(graph.deaths[storage] for storage in outside),
+        storages=own,
+        outer_storages=tuple(outside),
     )
 
 
@@ -253,11 +266,18 @@ def _unit(group: Sequence[StepOperator], numbers: Mapping[int, int], outside: di
     for storage in reads:
         if storage not in numbers:
             outside.setdefault(storage, -1 - len(outside))
+    random = next((index for index, each in enumerate(group) if each.random_states), 0)
+    late = {s for each in group[random:] for s in each.reads}
     is_outer_write = any(storage not in makes for each in group for storage in each.writes)
+
+    def number_of(storage: int) -> int:
+        return numbers.get(storage, outside.get(storage, -1))
+
     return Unit(
         name=group[0].name,
         operators=tuple(each.ordinal for each in group),
-        reads=tuple(numbers.get(storage, outside.get(storage, -1)) for storage in reads),
+        reads=tuple(number_of(storage) for storage in reads),
+        early_reads=tuple(number_of(storage) for storage in reads if storage not in late),
         makes=tuple(numbers[storage] for storage in makes),
         flops=sum(each.flops for each in group),
         seconds=sum(each.seconds for each in group),

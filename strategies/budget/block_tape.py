@@ -142,7 +142,10 @@ class BlockTape(OperatorMode):
             address = _address(input_value(number))
             dense = dense_of(tensor) if address in self._fates.on_host else None
             if dense is not None:
-                self._homes[_identity(dense)] = StorageHome(tensor, dense, Content(None), address)
+                self._homes[identity_of(dense)] = StorageHome(tensor, dense, Content(None), address)
+
+    def hand_on(self, results: Iterable[Tensor]) -> None:
+        """Take note of the results of the block: nobody makes them again."""
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` and note it."""
@@ -176,7 +179,7 @@ class BlockTape(OperatorMode):
     def pack(self, saved: Tensor) -> Packed:
         """Return what the graph holds for `saved`."""
         dense = dense_of(saved)
-        home = None if dense is None else self._homes.get(_identity(dense))
+        home = None if dense is None else self._homes.get(identity_of(dense))
         if dense is None or home is None or home.address is None or self._keeps_all:
             with self._pause:
                 return self._packed_around(saved)
@@ -187,6 +190,10 @@ class BlockTape(OperatorMode):
                 version = version_of(saved)
         ticket = SliceTicket(home.latest, MemoryLayout.of(saved, dense), version, self._pause)
         home.tickets.append(weakref.ref(ticket))
+        return self._redeemer(ticket)
+
+    def _redeemer(self, ticket: SliceTicket) -> Packed:
+        """Return what redeems a ticket."""
         return ticket.redeem
 
     @property
@@ -219,7 +226,7 @@ class BlockTape(OperatorMode):
     def _follow(self, detached: Tensor) -> None:
         """Note a tensor with a version of its own, such as factories of Python return."""
         dense = dense_of(detached)
-        home = None if dense is None else self._homes.get(_identity(dense))
+        home = None if dense is None else self._homes.get(identity_of(dense))
         if home is not None and home.address in self._fates.held:
             home.tensors.append(detached)
 
@@ -248,7 +255,7 @@ class BlockTape(OperatorMode):
         return [self._read(each) for each in value] if isinstance(value, list | tuple) else value
 
     def _home(self, tensor: Tensor, dense: Tensor) -> StorageHome:
-        key = _identity(dense)
+        key = identity_of(dense)
         home = self._homes.get(key)
         if home is None:
             home = self._homes[key] = StorageHome(tensor, dense, Content(None), None)
@@ -267,7 +274,7 @@ class BlockTape(OperatorMode):
                     "ac",
                     f"{facts.name} in {self._fates.plan.fqn!r} writes to a {kind}, which no plan follows",
                 )
-            found[_identity(dense)] = self._home(tensor, dense)
+            found[identity_of(dense)] = self._home(tensor, dense)
         return list(found.values())
 
     def _is_held(self, facts: OperatorFacts, written: Iterable[StorageHome]) -> bool:
@@ -326,7 +333,7 @@ class BlockTape(OperatorMode):
             dense = dense_of(tensor)
             if dense is None:
                 continue
-            home = self._homes.get(_identity(dense))
+            home = self._homes.get(identity_of(dense))
             if home is None:
                 self._make(operator, number, tensor, dense)
             elif facts.is_fresh:  # a mode below has run it in place
@@ -339,7 +346,7 @@ class BlockTape(OperatorMode):
     def _make(self, operator: TapedOperator, number: int, tensor: Tensor, dense: Tensor) -> None:
         content, address = Content(operator), (operator.number, number)
         operator.makes(number, content)
-        home = self._homes[_identity(dense)] = StorageHome(tensor, dense, content, address)
+        home = self._homes[identity_of(dense)] = StorageHome(tensor, dense, content, address)
         if address not in self._fates.held:
             home.tensors, content.memory = [], None
 
@@ -413,7 +420,8 @@ def _itself(values: Any) -> Any:
     return values
 
 
-def _identity(dense: Tensor) -> int:
+def identity_of(dense: Tensor) -> int:
+    """Return the number of the storage of a dense tensor."""
     identity: int = dense.untyped_storage()._cdata  # noqa: SLF001 (the identity that storages have)
     return identity
 

@@ -321,8 +321,10 @@ class _Watch(OperatorMode):
         nbytes = {number: life.nbytes for number, life in enumerate(lives)}
         deaths = dict.fromkeys(range(len(lives)), len(changes))
         largest: dict[int, int] = {}
-        running = dict.fromkeys(range(len(lives)), 0)
+        running, gathered = dict.fromkeys(range(len(lives)), 0), set()
         for moment, (life, delta) in enumerate(changes):
+            if not running[life] and life in largest:
+                gathered.add(life)
             running[life] += delta
             largest[life] = max(largest.get(life, 0), running[life])
             if delta < 0 and not lives[life].nbytes:
@@ -338,6 +340,7 @@ class _Watch(OperatorMode):
             nbytes=nbytes,
             deaths=deaths,
             held_bytes=held,
+            gathered=frozenset(gathered),
             gradients=gradients,
             fixed_bytes=sum(nbytes[number] for number in fixed),
             device=self._device,

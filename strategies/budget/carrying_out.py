@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from strategies.base import StrategyError
+from strategies.budget.group_tape import Group
 from strategies.budget.plan import BlockPlan, Plan
 from strategies.budget.planned_block import PlannedBlock
 from strategies.regions import region
@@ -28,15 +29,25 @@ def enclose(plan: Plan, blocks: Mapping[str, nn.Module]) -> None:
         StrategyError: the plan names a block that is none, or was made with another torch.
     """
     planned = require_blocks(plan, blocks)
-    ledger = HostLedger()
+    ledger, groups = HostLedger(), groups_of(plan)
     for fqn, block in planned.items():
         if not block.plain or isinstance(blocks[fqn], Enclosed):
             planned_block = PlannedBlock(
                 plan=block,
                 ledger=ledger,
                 is_for_training=blocks[fqn].training,
+                group=groups.get(block.group),
             )
             region.enclose(blocks[fqn], planned_block, holds_call=False)
+
+
+def groups_of(plan: Plan) -> Mapping[str, Group]:
+    """Return the groups of a plan, by the FQN of their first block."""
+    members: dict[str, list[str]] = {}
+    for block in plan.blocks:
+        if block.group:
+            members.setdefault(block.group, []).append(block.fqn)
+    return {first: Group(fqns) for first, fqns in members.items()}
 
 
 def require_blocks(plan: Plan, blocks: Mapping[str, nn.Module]) -> Mapping[str, BlockPlan]:

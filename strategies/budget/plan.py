@@ -26,6 +26,8 @@ How an executor carries out a plan, which is what the predicted bytes count on:
    as long as the operator may run again; while it runs again, another one holds the state to put back.
 7. A block that is `plain`, or not in the plan, runs untouched.
 8. Where parts of the model run in chunks, operators are those that the loops run, chunk by chunk.
+9. Blocks of a *group* hold nothing of their own in forward. The first ticket of one that is redeemed runs its
+   forward again as one; `group_simulation` has the rules.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from typing import Any, NamedTuple
 
 from strategies.base import StrategyError
 
-FORMAT = "acbench budget plan 5"
+FORMAT = "acbench budget plan 6"
 _INPUT = -1
 
 
@@ -96,6 +98,8 @@ class BlockPlan:
         offload: storages that wait for backward on the host; inputs of the block may be among them.
         recompute: storages that autograd saves and that are recomputed; those that nothing else names.
         plain: whether the block runs untouched; then the other fields are empty.
+        group: FQN of the first block of its group, all of which hold nothing but the input of that one until
+            their forward runs again as one in backward, from when on they `keep`; empty of a block in none.
         operators: number of operators of its forward, checked when the block runs.
         sizes: sizes of its inputs and parameters, checked when the block runs; none of a block that is plain
             in eager.
@@ -112,6 +116,7 @@ class BlockPlan:
     offload: tuple[Value, ...] = ()
     recompute: tuple[Value, ...] = ()
     plain: bool = False
+    group: str = ""
     operators: int = 0
     sizes: tuple[TensorSize, ...] = ()
     graph: str = ""

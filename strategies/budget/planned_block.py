@@ -14,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from strategies.base import Observation, StrategyError
 from strategies.budget.block_tape import Beyond, BlockTape, Fates
 from strategies.budget.call_sizes import OTHER_OPERATORS, difference, input_share, sizes_of
+from strategies.budget.group_tape import Group
 from strategies.budget.plan import BlockPlan
 from strategies.estimate.tensors import tensors_in
 from strategies.regions.host_copies import HostLedger
@@ -34,11 +35,13 @@ class PlannedBlock:
         ledger: the host copies of the model.
         is_for_training: whether the block was in training mode when it got the plan; it runs untouched in
             evaluation mode then, which has other operators.
+        group: the group that the plan puts the block in.
     """
 
     plan: BlockPlan
     ledger: HostLedger
     is_for_training: bool = False
+    group: Group | None = None
     _fates: Fates = field(init=False)
     _has_warned: bool = False
 
@@ -66,11 +69,12 @@ class PlannedBlock:
         beyond = self._beyond(module, args, kwargs)
         if self.plan.offload:
             self.ledger.begin_forward()
-        tape = BlockTape(self._fates, self.ledger, self, beyond=beyond)
+        tape = self._tape(module, beyond)
         tape.offer(tensors_in((args, kwargs)))
         try:
             with saved_tensors_hooks(tape.pack, _redeem), tape:
                 results = body(*args, **kwargs)
+            tape.hand_on(tensors_in(results))
             tape.finish()
         finally:
             tape.close()
@@ -78,6 +82,11 @@ class PlannedBlock:
             self._has_warned = True
             warnings.warn(OTHER_OPERATORS, stacklevel=2)
         return results
+
+    def _tape(self, module: nn.Module, beyond: Beyond) -> BlockTape:
+        if self.group is not None:
+            return self.group.tape(self._fates, self.ledger, self, module, beyond=beyond)
+        return BlockTape(self._fates, self.ledger, self, beyond=beyond)
 
     def _beyond(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Beyond:
         """Return what becomes of operators that were not planned; refuse larger inputs, other parameters."""

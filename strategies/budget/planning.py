@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import torch
 
 from strategies.base import StrategyError
-from strategies.budget.block_choice import Stage, cheapest, smallest_budget
+from strategies.budget.block_choice import Choice, Group, Stage, cheapest, smallest_budget
 from strategies.budget.block_options import CallOptions, Option
 from strategies.budget.block_program import PlannedCall, planned_call
+from strategies.budget.group_options import Groups
+from strategies.budget.group_simulation import Share, group_effect
 from strategies.budget.lower_bound import LowerBound
 from strategies.budget.plan import BlockPlan, Plan, Value
 from strategies.budget.simulation import PLAIN, RANDOM_STATE_BYTES, Effect, peak_bytes, totals_of
-from strategies.budget.step_graph import BlockCall, StepGraph, StepOperator
+from strategies.budget.step_graph import StepGraph, StepOperator
 
 Objective: TypeAlias = Literal["flops", "time"]
 _ATTEMPTS = 6
@@ -55,6 +57,24 @@ class BudgetBelowMinimum(StrategyError):  # noqa: N818 (it says what is wrong)
         self.args = (budget_bytes, minimum_feasible_bytes, proven_minimum_bytes, limits)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chosen:
+    """What some blocks do: one alone, or those of a group.
+
+    Fields:
+        start: number of the first block.
+        effect: what changes.
+        option: the option of a block alone; `None` of a group.
+        keeps, shares: of each block of a group what it keeps from the second forward on, and what it adds.
+    """
+
+    start: int
+    effect: Effect
+    option: Option | None = None
+    keeps: tuple[frozenset[int], ...] = ()
+    shares: tuple[Share, ...] = ()
+
+
 class Planner:
     """Plans for one step, whatever the budget.
 
@@ -62,6 +82,7 @@ class Planner:
         graph: the step.
         objective: what is least: `flops` or `time`.
         host_bytes: most bytes of values that wait on the host; 0 offloads nothing.
+        nests: whether blocks can be groups, whose forward runs again as one.
 
     Attributes:
         plain_peak_bytes: peak of the step without a plan.
@@ -70,7 +91,9 @@ class Planner:
         bound: what no schedule can do better.
     """
 
-    def __init__(self, graph: StepGraph, *, objective: Objective = "flops", host_bytes: int = 0) -> None:
+    def __init__(
+        self, graph: StepGraph, *, objective: Objective = "flops", host_bytes: int = 0, nests: bool = True
+    ) -> None:
         self._graph = graph
         self._host_bytes = host_bytes
         self._objective = objective
@@ -89,6 +112,15 @@ class Planner:
         ]
         self._unplanned = _unplanned(graph)
         self._stages = self._made_stages()
+        self._groups = Groups(
+            graph,
+            self._callers,
+            [stage.options for stage in self._stages],
+            self._cost,
+            random_state_bytes=self._random_state_bytes,
+        )
+        found = self._groups.all() if nests else ()
+        self._nests = [Group(start=start, end=end + 1, options=options) for start, end, options in found]
         self.plain_peak_bytes = self._peak_bytes(self._plain())
         self.step_flops, self.step_s = graph.flops, graph.seconds
         self.bound = LowerBound(graph, _seconds if objective == "time" else _flops)
@@ -102,7 +134,7 @@ class Planner:
             BudgetBelowMinimum: no plan that was found keeps it.
         """
         chosen, least = self._choice(budget_bytes), self.least_flops(budget_bytes)
-        effects = [option.effect for option in chosen]
+        effects = [each.effect for each in chosen]
         return Plan(
             budget_bytes=budget_bytes,
             host_budget_bytes=self._host_bytes,
@@ -118,7 +150,7 @@ class Planner:
             objective=self._objective,
             model=self._model(),
             versions={"torch": torch.__version__},
-            blocks=tuple(map(self._block_plan, self._graph.calls, self._calls, chosen)),
+            blocks=tuple(block for each in chosen for block in self._block_plans(each)),
         )
 
     def least_flops(self, budget_bytes: int) -> float:
@@ -131,7 +163,7 @@ class Planner:
 
     def _beyond_backward(self) -> str:
         """Say where the smallest peak lies, if it is where no value of a block lives any more."""
-        effects = [option.effect for option in self._smallest]
+        effects = [each.effect for each in self._smallest]
         moment = int(totals_of(self._graph, effects).argmax())
         ends = [operator.end for operator in self._graph.operators if operator.node]
         if moment <= max(ends, default=moment):
@@ -139,55 +171,85 @@ class Planner:
         remedy = "shard the parameters, or take another optimizer"
         return f"; its peak lies in the optimizer's update, which no plan changes; {remedy}"
 
-    def _block_plan(self, call: BlockCall, planned: PlannedCall, option: Option) -> BlockPlan:
-        found = block_plan(planned, option)
-        if not found.plain:
-            return replace(found, sizes=call.sizes)
+    def _block_plans(self, chosen: Chosen) -> Iterator[BlockPlan]:
+        """Yield the plans of the blocks that were chosen for."""
+        if chosen.option is None:
+            yield from self._grouped_plans(chosen)
+            return
+        call, planned = self._graph.calls[chosen.start], self._calls[chosen.start]
+        found = block_plan(planned, chosen.option)
         reason = self._unplanned.get(call.fqn)
-        return found if reason is None else replace(found, why=f"no plan is made for blocks that {reason}")
+        if not found.plain:
+            yield replace(found, sizes=call.sizes)
+        else:
+            yield found if reason is None else replace(found, why=f"no plan is made for blocks that {reason}")
 
-    def _choice(self, budget_bytes: int) -> list[Option]:
-        """Return the cheapest options that keep the budget.
+    def _grouped_plans(self, chosen: Chosen) -> Iterator[BlockPlan]:
+        end = chosen.start + len(chosen.keeps)
+        calls = self._calls[chosen.start : end]
+        sizes = [call.sizes for call in self._graph.calls[chosen.start : end]]
+        for planned, keep, share, size in zip(calls, chosen.keeps, chosen.shares, sizes, strict=True):
+            found = grouped_plan(planned, keep, share, group=(calls[0].fqn, calls[-1].fqn))
+            yield replace(found, sizes=size)
+
+    def _choice(self, budget_bytes: int) -> list[Chosen]:
+        """Return the cheapest choice that keeps the budget.
 
         The model of their bytes is corrected by simulation.
         """
         target = budget_bytes
         for _ in range(_ATTEMPTS):
-            numbers = cheapest(self._stages, target, self._host_bytes)
-            if numbers is None:
+            choices = cheapest(self._stages, target, self._host_bytes, self._nests)
+            if choices is None:
                 break
-            chosen = self._options(numbers)
+            chosen = self._chosen(choices)
             peak = self._peak_bytes(chosen)
             if peak <= budget_bytes:
                 return chosen
             target -= peak - budget_bytes
-        for known in (self._plain(), self._smallest):
+        for known in (self._untouched(), self._smallest):
             if self._peak_bytes(known) <= budget_bytes:
                 return known
         raise BudgetBelowMinimum(
             budget_bytes, self.minimum_feasible_bytes, self.bound.minimum_bytes(), self.limits()
         )
 
-    def _choice_of_fewest_bytes(self) -> list[Option]:
+    def _choice_of_fewest_bytes(self) -> list[Chosen]:
         """Return the choice of the smallest peak: what fits the fewest bytes of the stages, or nothing."""
-        smallest = smallest_budget(self._stages, self._host_bytes)
-        numbers = cheapest(self._stages, smallest, self._host_bytes)
-        if numbers is None:  # among states that were left out of many
-            return self._plain()
-        return min(self._options(numbers), self._plain(), key=self._peak_bytes)
+        smallest = smallest_budget(self._stages, self._host_bytes, self._nests)
+        choices = cheapest(self._stages, smallest, self._host_bytes, self._nests)
+        if choices is None:  # among states that were left out of many
+            return self._untouched()
+        return min(self._chosen(choices), self._untouched(), key=self._peak_bytes)
 
     def _plain(self) -> list[Option]:
         return [caller.option(PLAIN) for caller in self._callers]
 
-    def _options(self, numbers: Sequence[int]) -> list[Option]:
-        """Return the options of all calls, each with its effect in its own call."""
+    def _untouched(self) -> list[Chosen]:
+        """Return the choice that leaves every block as it is."""
         return [
-            caller.option(stage.options[number].decision)
-            for caller, stage, number in zip(self._callers, self._stages, numbers, strict=True)
+            Chosen(start=start, option=option, effect=option.effect)
+            for start, option in enumerate(self._plain())
         ]
 
-    def _peak_bytes(self, chosen: Sequence[Option]) -> int:
-        return peak_bytes(self._graph, [option.effect for option in chosen])
+    def _chosen(self, choices: Sequence[Choice]) -> list[Chosen]:
+        """Return the options of all calls, each with its effect in its own call."""
+        return [self._chosen_alone(each) if each.group is None else self._grouped(each) for each in choices]
+
+    def _chosen_alone(self, choice: Choice) -> Chosen:
+        start = choice.start
+        option = self._callers[start].option(self._stages[start].options[choice.option].decision)
+        return Chosen(start=start, option=option, effect=option.effect)
+
+    def _grouped(self, choice: Choice) -> Chosen:
+        assert choice.group is not None, "it is of a group"
+        keeps = self._nests[choice.group].options[choice.option].keeps
+        members = self._groups.members(choice.start, choice.end - 1)
+        effect, shares = group_effect(members, keeps, random_state_bytes=self._random_state_bytes)
+        return Chosen(start=choice.start, effect=effect, keeps=keeps, shares=tuple(shares))
+
+    def _peak_bytes(self, chosen: Sequence[Chosen | Option]) -> int:
+        return peak_bytes(self._graph, [each.effect for each in chosen])
 
     def _made_stages(self) -> list[Stage]:
         """Return for each call of a block its options and the bytes that others hold around it."""
@@ -310,3 +372,41 @@ def block_plan(call: PlannedCall, option: Option) -> BlockPlan:
             f"{_on_host(effect)}"
         ),
     )
+
+
+def grouped_plan(
+    call: PlannedCall, keep: frozenset[int], share: Share, *, group: tuple[str, str]
+) -> BlockPlan:
+    """Return the plan of one block of a group, by addresses and with its reason.
+
+    Args:
+        call: the block's call.
+        keep: what it keeps from the second forward on.
+        share: what it adds to the group.
+        group: FQNs of the first and the last block of the group.
+    """
+    program = call.program
+    used = sorted(keep & (program.saved | {s for unit in share.runs for s in program.units[unit].reads}))
+    again = sorted(program.saved - keep)
+    return BlockPlan(
+        fqn=call.fqn,
+        group=group[0],
+        operators=program.operators,
+        keep=tuple(map(program.value_of, used)),
+        recompute=tuple(map(program.value_of, again)),
+        saved_bytes=sum(program.nbytes[storage] for storage in program.saved),
+        kept_bytes=0,
+        extra_flops=share.effect.flops,
+        why=(
+            f"in the group of {group[0]} to {group[1]}, {_input_of(call, share, group)}; forward runs again "
+            f"as one, {len(share.again)} of {len(program.units)} operators here, then {len(share.runs)} for "
+            f"{len(again)} of {len(program.saved)} saved values"
+        ),
+    )
+
+
+def _input_of(call: PlannedCall, share: Share, group: tuple[str, str]) -> str:
+    """Return what becomes of the input of a block in a group, for the middle of a sentence."""
+    if call.fqn == group[0]:
+        return "which holds this input alone"
+    return f"which makes this input of {share.linked_bytes} bytes again"

@@ -253,12 +253,15 @@ class _Walk:
             for storage in unit.makes:
                 live += sizes[storage]
             stash = unit.random_states * self._random_state_bytes
+            peak = max(peak, live)
+            for storage in unit.early_reads:
+                live -= self._read(storage)
             peak = max(peak, live + unit.private_bytes + (self._random_state_bytes if stash else 0))
             live -= stash
             for storage in unit.makes:
                 if storage in there or storage not in last:  # superfluous
                     live -= sizes[storage]
-            for storage in unit.reads:
+            for storage in unit.late_reads:
                 live -= self._read(storage)
         live += self._fetched((asked,), moment)
         self.effect.peaks[moment] = max(peak, live)

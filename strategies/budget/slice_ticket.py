@@ -50,6 +50,11 @@ class SliceTicket:
         self._content: Content | None = content
         self._layout, self._version, self._pause = layout, version, pause
 
+    @property
+    def content(self) -> Content | None:
+        """What it stands for; `None` where it was redeemed."""
+        return self._content
+
     def follow(self, latest: Content) -> None:
         """Stand for what the storage holds when forward ends, unless autograd counts a write to it since.
 

@@ -115,6 +115,7 @@ class StepGraph:
         nbytes: bytes of each storage, by number; 0 of one on the host.
         deaths: the last moment at which each storage lives, by number.
         held_bytes: bytes that live at each moment, shape (moments + 1,).
+        gathered: storages that are emptied and filled again, as FSDP does with parameters.
         gradients: storages of gradients that outlive the step.
         fixed_bytes: bytes there before the step, and never freed in it.
         device: type of the device that computes.
@@ -125,6 +126,7 @@ class StepGraph:
     nbytes: Mapping[int, int]
     deaths: Mapping[int, int]
     held_bytes: npt.NDArray[np.int64]
+    gathered: frozenset[int] = frozenset()
     gradients: frozenset[int]
     fixed_bytes: int
     device: str

@@ -110,7 +110,11 @@ class Reading:
 
     def tensor(self) -> Tensor:
         """Return the argument."""
-        return self._layout.on(self.memory)
+        return self._layout.on(self.memory if self.content is None else self.content.on_device())
+
+    def tensor_on(self, memory: Tensor) -> Tensor:
+        """Return the argument on another memory of the same content."""
+        return self._layout.on(memory)
 
 
 class TapedOperator:
@@ -182,10 +186,36 @@ class TapedOperator:
         for reading, content in shared:
             if content() is not None:  # others read what it was
                 reading.takes_copy(readings)
-        args, kwargs = _given(self._args), _given(self._kwargs)
+        args, kwargs = _given(self._args, Reading.tensor), _given(self._kwargs, Reading.tensor)
         self._args, self._kwargs = [], {}
         del readings, shared
         self._fill(self._call(args, kwargs))
+
+    def rehearse(self, passing: frozenset[int]) -> Iterator[tuple[Content, Tensor]]:
+        """Run again, and run once more later; yield what it has made, and what it has written.
+
+        Args:
+            passing: identities of contents that it may write to: nobody reads them afterwards.
+        """
+        older = [reading.content for reading, _ in self._written if reading.content]
+        copies = {id(each): copied(each.on_device()) for each in older if id(each) not in passing}
+
+        def tensor_of(reading: Reading) -> Tensor:
+            copy = copies.get(id(reading.content))
+            return reading.tensor() if copy is None else reading.tensor_on(copy)
+
+        written = [
+            (reference, copies.get(id(reading.content), reading.content.memory))
+            for reading, reference in self._written
+            if reading.content
+        ]
+        result = self._call(_given(self._args, tensor_of), _given(self._kwargs, tensor_of))
+        results = list(tensors_in(result))
+        made = [(reference, self._dense(results[number])) for number, reference in self._made]
+        for reference, memory in (*made, *written):
+            content = reference()
+            if content is not None and content.maker is self and memory is not None:
+                yield content, memory
 
     def _call(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Run the operator.
@@ -229,14 +259,14 @@ def compute(content: Content) -> Tensor:
     if not content.is_at_hand():
         waiting: dict[int, TapedOperator] = {}
         _collect(content, waiting)
-        with recomputing(), _below_autograd():
+        with recomputing(), below_autograd():
             for number in sorted(waiting):
                 waiting.pop(number).run()
     return content.on_device()
 
 
 @contextmanager
-def _below_autograd() -> Iterator[None]:
+def below_autograd() -> Iterator[None]:
     """Run operators where a tape sees them, below autocast and autograd, and with gradients on."""
     with torch._C._DisableAutocast(), torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():  # noqa: SLF001 (no public way)
         yield
@@ -266,13 +296,13 @@ def _readings(values: Any) -> Iterator[Reading]:
             yield from _readings(value)
 
 
-def _given(value: Any) -> Any:
+def _given(value: Any, tensor_of: Callable[[Reading], Tensor]) -> Any:
     """Return arguments with the tensors that they read."""
     if type(value) is Reading:
-        return value.tensor()
+        return tensor_of(value)
     if isinstance(value, dict):
-        return {name: _given(each) for name, each in value.items()}
-    return [_given(each) for each in value] if type(value) in {list, tuple} else value
+        return {name: _given(each, tensor_of) for name, each in value.items()}
+    return [_given(each, tensor_of) for each in value] if type(value) in {list, tuple} else value
 
 
 def _nothing() -> None:
