@@ -39,7 +39,8 @@ from typing import Any, NamedTuple
 
 from strategies.base import StrategyError
 
-FORMAT = "acbench budget plan 5"
+_WORDS = {"again": "recompute for each reader"}
+FORMAT = "acbench budget plan 6"
 _INPUT = -1
 
 
@@ -95,6 +96,7 @@ class BlockPlan:
         keep: storages that stay on the device until nobody reads them.
         offload: storages that wait for backward on the host; inputs of the block may be among them.
         recompute: storages that autograd saves and that are recomputed; those that nothing else names.
+        again: storages that are recomputed for each reader in backward, saved by autograd or not.
         plain: whether the block runs untouched; then the other fields are empty.
         operators: number of operators of its forward, checked when the block runs.
         sizes: sizes of its inputs and parameters, checked when the block runs; none of a block that is plain
@@ -111,6 +113,7 @@ class BlockPlan:
     keep: tuple[Value, ...] = ()
     offload: tuple[Value, ...] = ()
     recompute: tuple[Value, ...] = ()
+    again: tuple[Value, ...] = ()
     plain: bool = False
     operators: int = 0
     sizes: tuple[TensorSize, ...] = ()
@@ -301,14 +304,14 @@ def _loop_words(region: Mapping[str, Any]) -> str:
 def _described(fqns: Sequence[str], block: BlockPlan) -> str:
     """Return the decisions for blocks in a row that have the same."""
     lines = [f"{_named(fqns)}: {block.why}"]
-    for verb in ("keep", "offload", "recompute"):
+    for verb in ("keep", "offload", "recompute", "again"):
         listed = ", ".join(map(str, getattr(block, verb)))
-        lines += [f"    {verb}: {listed}"] if listed else []
+        lines += [f"    {_WORDS.get(verb, verb)}: {listed}"] if listed else []
     return "\n".join(lines)
 
 
 def _block(held: Mapping[str, Any]) -> BlockPlan:
-    lists = ("keep", "offload", "recompute")
+    lists = ("keep", "offload", "recompute", "again")
     sizes = tuple(TensorSize(name, tuple(shape), kind) for name, shape, kind in held["sizes"])
     values = {name: tuple(Value(*each) for each in held[name]) for name in lists}
     return BlockPlan(**{**held, **values, "sizes": sizes})

@@ -24,11 +24,13 @@ class Decision:
     Fields:
         keep: storages that stay on the device.
         offload: storages that wait on the host; inputs of the block may be among them.
+        again: storages that are made anew for each request that needs them, and dropped after it.
         is_plain: whether the block runs untouched.
     """
 
     keep: frozenset[int] = frozenset()
     offload: frozenset[int] = frozenset()
+    again: frozenset[int] = frozenset()
     is_plain: bool = False
 
     @property
@@ -49,7 +51,7 @@ class Effect:
         peaks: bytes more than at that moment, reached by what runs between it and the next, by moment.
         flops, seconds: work of what runs again; seconds with `wait_s`.
         wait_s: seconds of waiting for copies to the host and back, by the machine's numbers.
-        runs: units that run again.
+        runs: units that run again, each as often as it does.
         host_bytes: bytes that wait on the host.
     """
 
@@ -85,7 +87,7 @@ def effect_of(
     schedule = _Schedule.of(call, decision)
     stash_bytes = 0 if decision.is_plain else random_state_bytes
     effect = _Walk(call, schedule, stash_bytes).effect
-    effect.runs = tuple(sorted(schedule.runs_at))
+    effect.runs = tuple(sorted(unit for request in schedule.requests for unit in request))
     effect.flops = sum(call.program.units[unit].flops for unit in effect.runs)
     effect.seconds = sum(call.program.units[unit].seconds for unit in effect.runs)
     effect.host_bytes = sum(map(call.program.nbytes_of, schedule.fetched_at))
@@ -119,16 +121,19 @@ class _Schedule:
 
     Fields:
         requests: units that run at each request of backward.
-        runs_at: moment at which each unit runs again.
+        until: last moment at which the node that asked holds the value of each request.
+        runs_at: first moment at which each unit runs again.
         fetched_at: moment at which each offloaded storage comes back.
         read_until: last moment at which a unit reads a storage.
         held_until: last moment at which a node has a storage.
         resident: storages on the device all the time.
         moved: storages that wait on the host.
         until_end: storages that are held until forward ends, whoever reads them.
+        again: storages that live for one request.
     """
 
     requests: list[list[int]]
+    until: list[int]
     runs_at: dict[int, int]
     fetched_at: dict[int, int]
     read_until: dict[int, int]
@@ -136,6 +141,7 @@ class _Schedule:
     resident: frozenset[int]
     moved: frozenset[int]
     until_end: frozenset[int]
+    again: frozenset[int]
 
     @classmethod
     def of(cls, call: PlannedCall, decision: Decision) -> _Schedule:
@@ -148,6 +154,7 @@ class _Schedule:
         known = resident | decision.offload
         schedule = cls(
             requests=[],
+            until=list(_held_until(call, decision)),
             runs_at={},
             fetched_at={},
             read_until={},
@@ -155,17 +162,15 @@ class _Schedule:
             resident=resident,
             moved=decision.offload,
             until_end=decision.resident,
+            again=decision.again,
         )
-        for storage, moment, until in zip(
-            program.asked, call.asked, _held_until(call, decision), strict=True
-        ):
-            is_there = storage < 0 or storage in known or program.makers[storage] in schedule.runs_at
-            units = [] if is_there else program.closure([storage], known, schedule.runs_at.keys())
+        for storage, moment, until in zip(program.asked, call.asked, schedule.until, strict=True):
+            units = program.closure([storage], known, schedule.runs_at.keys(), decision.again)
             schedule.requests.append(units)
             schedule.held_until[storage] = max(until, schedule.held_until.get(storage, -1))
             reads = [each for unit in units for each in program.units[unit].reads]
             for unit in units:
-                schedule.runs_at[unit] = moment
+                schedule.runs_at.setdefault(unit, moment)
             for each in reads:
                 schedule.read_until[each] = moment
             if decision.offload:
@@ -175,11 +180,14 @@ class _Schedule:
         return schedule
 
     def last(self) -> dict[int, int]:
-        """Return the last moment at which anybody has a storage for backward, by storage."""
+        """Return the last moment at which anybody has a storage for backward, by storage.
+
+        Those that live for one request have none.
+        """
         found = dict(self.held_until)
         for storage, moment in self.read_until.items():
             found[storage] = max(moment, found.get(storage, -1))
-        return found
+        return {storage: moment for storage, moment in found.items() if storage not in self.again}
 
     def dropped_by_unit(self) -> frozenset[int]:
         """Return the storages that a unit, and no node of autograd, is the last to have."""
@@ -214,9 +222,12 @@ class _Walk:
         self._dropped_by_unit = schedule.dropped_by_unit()
         self._held = frozenset(filter(self._lives_longer, self._last))
         self._hold_from_forward()
-        for moment, asked, request in zip(call.asked, self._program.asked, schedule.requests, strict=True):
+        requests = zip(call.asked, self._program.asked, schedule.requests, schedule.until, strict=True)
+        for moment, asked, request, until in requests:
             if request or schedule.fetched_at.get(asked) == moment:
                 self._run(request, asked, moment)
+            if asked in schedule.again:
+                self.effect.gains[until + 1] -= self._sizes[asked]
         self._release()
 
     def _lives_longer(self, storage: int) -> bool:
@@ -246,7 +257,8 @@ class _Walk:
     def _run(self, request: Sequence[int], asked: int, moment: int) -> None:
         """Follow the bytes while the units of a request run between a moment and the next."""
         live = peak = 0
-        units, sizes, there, last = self._program.units, self._sizes, self._there, self._last
+        units, sizes = self._program.units, self._sizes
+        passing = self._passing(request, asked)
         for index in request:
             unit = units[index]
             live += self._fetched(unit.reads, moment)
@@ -255,14 +267,27 @@ class _Walk:
             stash = unit.random_states * self._random_state_bytes
             peak = max(peak, live + unit.private_bytes + (self._random_state_bytes if stash else 0))
             live -= stash
+            is_first = self._schedule.runs_at[index] == moment
             for storage in unit.makes:
-                if storage in there or storage not in last:  # superfluous
+                if not (storage in passing or (is_first and self._is_read_later(storage))):  # superfluous
                     live -= sizes[storage]
             for storage in unit.reads:
-                live -= self._read(storage)
+                live -= self._read(storage, passing)
         live += self._fetched((asked,), moment)
         self.effect.peaks[moment] = max(peak, live)
         self.effect.gains[moment + 1] += live
+
+    def _passing(self, request: Sequence[int], asked: int) -> Counter[int]:
+        """Return how often a request reads each storage that lives for it alone; who asked reads it once."""
+        again, units = self._schedule.again, self._program.units
+        if not again:
+            return Counter()
+        reads = (storage for unit in request for storage in units[unit].reads)
+        return Counter(storage for storage in (asked, *reads) if storage in again)
+
+    def _is_read_later(self, storage: int) -> bool:
+        """Whether somebody has what a unit makes for the first time."""
+        return storage in self._last and storage not in self._there
 
     def _fetched(self, storages: Sequence[int], moment: int) -> int:
         """Return the bytes of those storages that come back from the host at this moment, once."""
@@ -273,8 +298,11 @@ class _Walk:
         self._back.update(here)
         return sum(self._sizes[each] for each in here)
 
-    def _read(self, storage: int) -> int:
+    def _read(self, storage: int, passing: Counter[int]) -> int:
         """Note that a unit has read a storage; return the bytes that are free because it was the last."""
+        if storage in passing:
+            passing[storage] -= 1
+            return 0 if passing[storage] else self._sizes[storage]
         self._readers[storage] -= 1
         if self._readers[storage] or storage not in self._dropped_by_unit:
             return 0
@@ -289,5 +317,5 @@ class _Walk:
         gains = self.effect.gains
         for storage, until in self._schedule.held_until.items():
             is_ours = storage in self._held or not self._is_from_forward(storage)
-            if is_ours and storage not in self._dropped_by_unit:
+            if is_ours and storage in self._last and storage not in self._dropped_by_unit:
                 gains[until + 1] -= self._sizes[storage]
