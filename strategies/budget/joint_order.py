@@ -43,7 +43,7 @@ class _Order:
 
     def __init__(self, graph: JointGraph, kept: frozenset[Node], again: frozenset[Node]) -> None:
         self.runs: list[Run] = []
-        self._graph, self._kept, self._again = graph, kept, again
+        self._graph, self._kept = graph, kept
         self._fleeting = again.union(map(maker_of, again))
         self._there: dict[Node, int] = {}
         for node in graph.plain_backward:
@@ -58,7 +58,7 @@ class _Order:
         fresh: dict[Node, int] = {}
         for unit in self._closure(home):
             for node in (unit, *self._graph.results_of(unit)):
-                if node not in self._there:
+                if node not in self._there and node not in self._kept:
                     self._repeat(node, fresh)
         return {home: fresh[home]} if home in fresh else {}
 

@@ -98,16 +98,16 @@ class JointSteps:
         reads = {each: {self._made(read) for read in each.all_input_nodes} for each in again}
         readers = Counter(read for each in reads for read in reads[each])
         live = most = 0
-        for each in reads:
+        for each, read_by_it in reads.items():
             live += nbytes_of(each)
             most = max(most, live)
-            readers.subtract(reads[each])
-            dropped = (read for read in {each, *reads[each]} & reads.keys() if not readers[read])
+            readers.subtract(read_by_it)
+            dropped = (read for read in {each, *read_by_it} & reads.keys() if not readers[read])
             live -= sum(nbytes_of(read) for read in dropped if read not in asked)
         return most
 
     def _is_there(self, maker: Node) -> bool:
-        """Say whether a plan has a value there for all its readers: it is of backward, stays, or has FLOPs."""
+        """Say whether what an operator makes is there for all readers: of backward, kept, or with FLOPs."""
         if maker not in self._known:
             self._known[maker] = (
                 maker in self._number
