@@ -6,6 +6,7 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 from torch._functorch._aot_autograd.utils import _is_primal as is_primal
 from torch.fx import Node
@@ -118,7 +119,8 @@ class JointSteps:
         return self._known[maker]
 
     def _has_flops(self, node: Node) -> bool:
-        args, kwargs = (map_arg(each, lambda read: read.meta["val"]) for each in (node.args, node.kwargs))
+        args: Any = map_arg(node.args, lambda read: read.meta["val"])
+        kwargs: Any = map_arg(node.kwargs, lambda read: read.meta["val"])
         return flops_of(node.target, args, kwargs, node.meta["val"]) > 0
 
     def _storage(self, node: Node) -> int:

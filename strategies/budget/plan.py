@@ -10,7 +10,8 @@ How an executor carries out a plan, which is what the predicted bytes count on:
 2. Each time autograd saves a tensor on a storage that the block made, or on an offloaded input, it gets a
    *ticket*. Other storages outside are held as plain autograd does.
 3. When forward of the block ends, the *needed* operators are those that the storages of all tickets follow
-   from, back to kept, offloaded and outside storages. A needed operator runs once in backward, without grad.
+   from, back to kept, offloaded and outside storages. A needed operator runs once in backward, without
+   grad; one that makes a storage of `again`, once for each request of a node that needs that storage.
    A value *is read* by each needed operator that has not run and by each ticket that is not redeemed.
 4. Held from forward on are exactly the storages that are read, and kept or outside. An offloaded one is
    copied to the host when forward of the block ends, and comes back when the first that reads it in backward
@@ -18,6 +19,8 @@ How an executor carries out a plan, which is what the predicted bytes count on:
 5. A node of autograd that redeems a ticket runs the needed operators of its value that have not run, in the
    order of forward, each with what it reads as it was then. Results that nobody reads are dropped at once. A
    value is dropped as soon as nobody reads it: kept, recomputed, fetched from the host, or outside alike.
+   A storage of `again` is dropped when nobody reads it for this request, and what it is made of is read
+   until the last request that needs it.
    A kept storage is never made again: before forward writes to it in place, what it was is copied if an
    operator that may run again reads that. So planners keep what such an operator makes, too.
 6. A random operator is run again with the state of its generator in forward: `torch.get_rng_state()` (5,056

@@ -311,7 +311,7 @@ def _collect(content: Content, waiting: dict[int, TapedOperator]) -> None:
 
 
 def _for_request(content: Content, waiting: dict[int, TapedOperator]) -> Content:
-    """Let what runs make and read contents of this request in place of fleeting ones; return the asked one."""
+    """Let what runs make and read contents of this request, not fleeting ones; return the one asked for."""
     stand_ins: dict[Content, Content] = {}
     if content.is_fleeting:
         content = stand_ins.setdefault(content, Content(None))
