@@ -150,6 +150,9 @@ class CallOptions:
         moved = dict.fromkeys(each for option in options for each in self._on_host(option.decision))
         tried |= moved
         options = thinned([*options, *map(self.option, moved)])
+        fleeting = dict.fromkeys(self._fleeting(option.decision) for option in options)
+        tried |= fleeting
+        options = thinned([*options, *map(self.option, fleeting)])
         for _ in range(_ROUNDS):
             chosen = options[:: max(1, len(options) // (_REFINED_MOVED if self._movable else _REFINED))]
             near = _neighbours(self.call.program, chosen, self._movable)
@@ -157,6 +160,12 @@ class CallOptions:
             tried |= dict.fromkeys(fresh)
             options = thinned([*options, *map(self.option, dict.fromkeys(fresh))])
         return options
+
+    def _fleeting(self, decision: Decision) -> Decision:
+        """Return a decision that makes anew for each reader what costs no FLOPs."""
+        keep = _kept(self.call.program, decision)
+        again = self.call.program.fleeting - keep - decision.offload
+        return Decision(keep=keep, offload=decision.offload, again=again)
 
     def _on_host(self, decision: Decision) -> Iterable[Decision]:
         """Yield decisions that hold the same, the inputs or all that is movable on the host."""
@@ -239,13 +248,18 @@ def _kept(program: BlockProgram, decision: Decision) -> frozenset[int]:
 def _neighbours(
     program: BlockProgram, options: Sequence[Option], movable: frozenset[int]
 ) -> Iterable[Decision]:
-    """Yield the decisions that keep one storage more or less, or move one more or less to the host."""
+    """Yield the decisions that keep one storage more or less, or move one more or less to the host.
+
+    Also those that make one more or less anew for each reader.
+    """
     for option in options:
-        moved = option.decision.offload
-        yield from (
-            Decision(keep=program.completed(keep, offload), offload=offload)
-            for keep, offload in _near(program, _kept(program, option.decision), moved, movable)
-        )
+        decision = option.decision
+        keep = _kept(program, decision)
+        for kept, moved in _near(program, keep, decision.offload, movable):
+            held = program.completed(kept, moved)
+            yield Decision(keep=held, offload=moved, again=decision.again - held - moved)
+        for each in sorted(program.fleeting - keep - decision.offload):
+            yield Decision(keep=keep, offload=decision.offload, again=decision.again ^ {each})
 
 
 def _near(

@@ -7,6 +7,7 @@ Blocks whose calls do the same have equal programs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -14,6 +15,9 @@ from functools import cached_property
 
 from strategies.budget.plan import Value, input_value
 from strategies.budget.step_graph import BlockCall, StepGraph, StepOperator
+
+_SMALLEST_FLEETING = 0.02
+"""Bytes of a storage that is made anew for each reader, as a share of the largest of the block."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +52,11 @@ class Unit:
     def late_reads(self) -> tuple[int, ...]:
         """The other ones of `reads`."""
         return tuple(storage for storage in self.reads if storage not in self.early_reads)
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether it may run several times: one operator without FLOPs and random numbers."""
+        return len(self.operators) == 1 and self.is_repeatable and not (self.flops or self.random_states)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +124,15 @@ class BlockProgram:
         """Return the units that all that autograd saves follows from, back to `resident`, in order."""
         return self.closure(self.saved, resident, frozenset())
 
+    @cached_property
+    def fleeting(self) -> frozenset[int]:
+        """The storages that are worth making anew for each reader: they cost no FLOPs, and are not small."""
+        readers = Counter((*self.asked, *(storage for unit in self.units for storage in unit.reads)))
+        least = _SMALLEST_FLEETING * max(self.nbytes, default=0)
+        made = (storage for unit in self.units if unit.is_cheap for storage in unit.makes)
+        several = (storage for storage in made if readers[storage] > 1 and self.nbytes[storage] > least)
+        return frozenset(several) - self.pinned
+
     def completed(self, keep: frozenset[int], moved: frozenset[int]) -> frozenset[int]:
         """Return `keep` with what could only be made by units that may not run again.
 
@@ -131,13 +149,27 @@ class BlockProgram:
         read = self.saved.union(*(self.units[unit].reads for unit in units))
         return self.completed(keep | (read.intersection(self.units[last].makes) - moved), moved)
 
-    def closure(self, wanted: Iterable[int], resident: frozenset[int], known: AbstractSet[int]) -> list[int]:
-        """Return the units, in order, that make `wanted` from what is there, or made by `known`."""
+    def closure(
+        self,
+        wanted: Iterable[int],
+        resident: frozenset[int],
+        known: AbstractSet[int],
+        again: frozenset[int] = frozenset(),
+    ) -> list[int]:
+        """Return the units, in order, that make `wanted` from what is there.
+
+        Args:
+            wanted: storages.
+            resident: storages that are there.
+            known: units whose results are there.
+            again: storages that are not, whatever has run.
+        """
         found: set[int] = set()
         todo = [storage for storage in wanted if storage >= 0 and storage not in resident]
         while todo:
-            unit = self.makers[todo.pop()]
-            if unit not in found and unit not in known:
+            storage = todo.pop()
+            unit = self.makers[storage]
+            if unit not in found and (unit not in known or storage in again):
                 found.add(unit)
                 todo += [each for each in self.units[unit].reads if each >= 0 and each not in resident]
         return sorted(found)

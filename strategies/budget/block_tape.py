@@ -82,21 +82,24 @@ class Fates:
         names: names of the operators that it names.
         held: addresses of storages that are kept or offloaded.
         on_host: addresses of those that are offloaded.
+        again: addresses of those that are made anew for each request.
     """
 
     plan: BlockPlan
     names: Mapping[int, str]
     held: frozenset[Address]
     on_host: frozenset[Address]
+    again: frozenset[Address]
 
     @classmethod
     def of(cls, plan: BlockPlan) -> Fates:
         """Return the fates that `plan` decides."""
         return cls(
             plan,
-            {value.operator: value.name for value in (*plan.keep, *plan.offload, *plan.recompute)},
+            {each.operator: each.name for each in (*plan.keep, *plan.offload, *plan.recompute, *plan.again)},
             frozenset(map(_address, (*plan.keep, *plan.offload))),
             frozenset(map(_address, plan.offload)),
+            frozenset(map(_address, plan.again)),
         )
 
     def until(self, count: int) -> Fates:
@@ -106,6 +109,7 @@ class Fates:
             {},
             frozenset(address for address in self.held if address[0] < count),
             frozenset(address for address in self.on_host if address[0] < count),
+            frozenset(address for address in self.again if address[0] < count),
         )
 
 
@@ -345,6 +349,7 @@ class BlockTape(OperatorMode):
 
     def _make(self, operator: TapedOperator, number: int, tensor: Tensor, dense: Tensor) -> None:
         content, address = Content(operator), (operator.number, number)
+        content.is_fleeting = address in self._fates.again
         operator.makes(number, content)
         home = self._homes[identity_of(dense)] = StorageHome(tensor, dense, content, address)
         if address not in self._fates.held:

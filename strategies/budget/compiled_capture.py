@@ -282,12 +282,15 @@ class _AskingBackward(Interpreter):
         self._waiting = waiting
 
     def fetch_args_kwargs_from_env(self, n: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a node, in whose order it asks."""
-        for each in n.all_input_nodes:
-            ask = self._waiting.pop(each.name, None)
-            if ask is not None:
-                self.env[each] = ask()
-        return super().fetch_args_kwargs_from_env(n)
+        """Return the arguments of a node, in whose order it asks; none is held for a later node."""
+        asked = [each for each in n.all_input_nodes if each.name in self._waiting]
+        for each in asked:
+            self.env[each] = self._waiting[each.name]()
+        found = super().fetch_args_kwargs_from_env(n)
+        for each in asked:
+            if each not in self.user_to_last_uses.get(n, ()):
+                del self.env[each]
+        return found
 
 
 def _packed(value: Tensor) -> _Unpack:

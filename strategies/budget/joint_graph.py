@@ -21,6 +21,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 
 from strategies.base import StrategyError
+from strategies.budget.joint_steps import JointSteps, maker_of
 from strategies.budget.operator_facts import facts_of, fake_mode, is_numbered
 from strategies.budget.plan import TensorSize, Value
 from strategies.estimate.tensors import tensors_in
@@ -73,7 +74,7 @@ class JointGraph:
     @cached_property
     def asked(self) -> frozenset[Node]:
         """The homes in forward of what backward reads."""
-        return frozenset(home for node in self._backward_order(None) for home in self._asks(node))
+        return frozenset(home for node in self.plain_backward for home in self.asks(node))
 
     @property
     def asked_bytes(self) -> int:
@@ -84,7 +85,7 @@ class JointGraph:
     def unrepeatable(self) -> frozenset[Node]:
         """The homes in forward of what may not be made again: random numbers, and what ranks exchange."""
         homes = (node for node in self._forward if node.op == "call_function" and not self._is_tuple(node))
-        return frozenset(node for node in homes if not _may_run_again(self._maker(node)))
+        return frozenset(node for node in homes if not _may_run_again(maker_of(node)))
 
     @cached_property
     def digest(self) -> str:
@@ -128,88 +129,61 @@ class JointGraph:
             raise StrategyError("ac.executor", f"{problem}, and its operator does not say so; {_EAGER}")
         return found
 
-    def backward_order(self, kept: frozenset[Node]) -> list[Node]:
-        """Return the nodes of backward in the order in which they run.
-
-        What is not kept runs again just before the first node that reads it, in the order of forward.
-
-        Args:
-            kept: homes that forward saves.
-        """
-        return self._backward_order(kept)
-
-    def _backward_order(self, kept: frozenset[Node] | None) -> list[Node]:
-        """Return the order of backward; `None` keeps all that it reads."""
+    @cached_property
+    def plain_backward(self) -> Sequence[Node]:
+        """The nodes of backward in the order in which they run where forward saves all that they read."""
         order: dict[Node, None] = {}
 
-        def emit(node: Node) -> None:
+        def enter(node: Node) -> None:
             """Enter a node with what it needs and is not there."""
             for each in node.all_input_nodes:
-                if each.op != "placeholder" and each not in order and not self._is_there(each, kept):
-                    emit(each)
+                if each.op != "placeholder" and each not in order and not self._is_saved(each):
+                    enter(each)
             order[node] = None
 
-        plain = order if kept is None else self._backward_order(None)
-        for node in self._own_backward if kept is None else plain:
-            if kept is not None:
-                for home in self._asks(node):
-                    for unit in self._closure(home, kept, order):
-                        emit(unit)
-                        order |= dict.fromkeys(self._results(unit))
+        for node in self._own_backward:
             if node not in order:
-                emit(node)
+                enter(node)
         return list(order)
 
     @cached_property
     def _own_backward(self) -> Sequence[Node]:
-        """The nodes of backward that follow from its inputs; the others run where these need them."""
+        """The nodes of backward that follow from its inputs; the others run where these need them.
+
+        They come in an order that needs few bytes.
+        """
         following: set[Node] = set()
         for node in self._nodes:
             if is_tangent(node) or not following.isdisjoint(node.all_input_nodes):
                 following.add(node)
         rest = [node for node in self._nodes if node in self._backward and node.op == "call_function"]
-        return [node for node in rest if node in following] + [
+        own = [node for node in rest if node in following] + [
             node
             for node in rest
             if node not in following and node not in self._forward and self._is_gradient(node)
         ]
+        gradients = frozenset(filter(self._is_gradient, own))
+        return JointSteps(own, self._homes, self.unrepeatable, gradients).ordered()
 
     def _is_gradient(self, node: Node) -> bool:
         return any(user.op == "output" for user in node.users)
 
-    def _is_there(self, node: Node, kept: frozenset[Node] | None) -> bool:
-        """Say whether forward leaves a node for backward."""
+    def _is_saved(self, node: Node) -> bool:
+        """Say whether forward makes a storage that it can save."""
         is_made_in_forward = node in self._forward and self._homes[node] is node and node.op != "get_attr"
-        return is_made_in_forward and not self._is_tuple(node) if kept is None else node in kept
+        return is_made_in_forward and not self._is_tuple(node)
 
-    def _asks(self, node: Node) -> Iterator[Node]:
+    def asks(self, node: Node) -> Iterator[Node]:
         """Yield the homes in forward that a node of backward reads, in the order of its arguments."""
         for each in node.all_input_nodes:
             if each in self._forward and each.op == "call_function" and self._homes[each] is each:
                 yield each
 
-    def _closure(self, home: Node, kept: frozenset[Node], order: dict[Node, None]) -> list[Node]:
-        """Return the operators that run again for a storage, in the order of forward."""
-        found: set[Node] = set()
-        todo = [home]
-        while todo:
-            each = todo.pop()
-            if each.op == "placeholder" or each in kept or each in order:
-                continue
-            unit = self._maker(each)
-            if unit not in found:
-                found.add(unit)
-                todo += [self._homes[read] for read in unit.all_input_nodes]
-        return sorted((each for each in found if each.op == "call_function"), key=self._place.__getitem__)
+    def in_order(self, nodes: Iterable[Node]) -> list[Node]:
+        """Return nodes in the order of the graph."""
+        return sorted(nodes, key=self._place.__getitem__)
 
-    def _maker(self, home: Node) -> Node:
-        """Return the operator that makes a storage, which may be one of its results."""
-        if home.target is operator.getitem:
-            (source,) = home.all_input_nodes
-            return source
-        return home
-
-    def _results(self, unit: Node) -> list[Node]:
+    def results_of(self, unit: Node) -> list[Node]:
         """Return what is taken out of an operator of several results, where backward needs it."""
         return [each for each in unit.users if each.target is operator.getitem and self._is_needed(each)]
 

@@ -10,29 +10,36 @@ from typing import Any
 from torch._functorch import partitioners
 from torch._functorch._aot_autograd.graph_compile import is_opaque_node
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 from torch.utils._ordered_set import OrderedSet
 
 from strategies.base import StrategyError
 from strategies.budget.call_sizes import OTHER_OPERATORS, difference
 from strategies.budget.joint_graph import JointGraph
+from strategies.budget.joint_order import Run, backward_runs
 from strategies.budget.plan import BlockPlan
 
 
 def split(
-    graph: JointGraph, kept: frozenset[Node], static_inputs: Sequence[int] | None = None
+    graph: JointGraph,
+    kept: frozenset[Node],
+    static_inputs: Sequence[int] | None = None,
+    *,
+    again: frozenset[Node] = frozenset(),
 ) -> tuple[GraphModule, GraphModule]:
     """Return the graphs of forward and backward.
 
     Forward returns what is kept behind its own results. Backward runs the rest of what it reads once more,
-    each value just before its first reader.
+    each value just before its first reader, or, of `again`, before each.
 
     Args:
         graph: the joint graph.
         kept: nodes of forward that it saves.
         static_inputs: numbers of inputs that stay where they are.
+        again: nodes of forward that are made again for each reader.
     """
-    order = graph.backward_order(kept)
-    read = {each for node in order for each in node.all_input_nodes}
+    runs = backward_runs(graph, kept, again)
+    read = {each for run in runs for each in run.node.all_input_nodes}
     saved = [
         node
         for node in graph.module.graph.nodes
@@ -47,22 +54,34 @@ def split(
         num_fwd_outputs=graph.num_fwd_outputs,
         static_lifetime_input_nodes=OrderedSet(placeholders[number] for number in static_inputs or ()),
     )
-    _reorder(backward, [node.name for node in order])
+    _reorder(backward, runs)
     return forward, backward
 
 
-def _reorder(module: GraphModule, names: Sequence[str]) -> None:
-    """Put the nodes of a graph into an order, behind its inputs; the others, which nobody reads, go.
+def _reorder(module: GraphModule, runs: Sequence[Run]) -> None:
+    """Put the nodes of a graph into an order, behind its inputs, some several times; the others go.
 
-    A collective of forward is one of these: it counts as a node with an effect, and would run again.
+    Nobody reads those. A collective of forward is one of them: it counts as a node with an effect, and would
+    run again.
     """
     nodes = {node.name: node for node in module.graph.nodes if node.op not in {"placeholder", "output"}}
-    for dead in reversed([node for name, node in nodes.items() if name not in set(names)]):
+    operands = {name: (node.args, node.kwargs) for name, node in nodes.items()}
+    names = {run.node.name for run in runs}
+    (end,) = module.graph.find_nodes(op="output")
+    made: dict[int, Node] = {}
+    fresh = dict(nodes)
+    for number, run in enumerate(runs):
+        if run.node.name not in nodes:
+            continue
+        node = fresh.pop(run.node.name, None)
+        if node is None:
+            node = module.graph.node_copy(nodes[run.node.name])
+        end.prepend(node)
+        latest = {nodes[each.name]: made[run_of] for each, run_of in run.reads.items()}
+        node.args, node.kwargs = map_arg(operands[run.node.name], lambda each: latest.get(each, each))  # noqa: B023 (it is called at once)
+        made[number] = node
+    for dead in reversed([node for name, node in nodes.items() if name not in names]):
         module.graph.erase_node(dead)
-    end = next(iter(module.graph.find_nodes(op="output")))
-    for name in names:
-        if name in nodes:
-            end.prepend(nodes[name])
     module.graph.lint()
     module.recompile()
 
@@ -113,7 +132,9 @@ class PlannedPartition:
         if unlike is not None:
             problem = f"the plan of {self.fqn!r} was {unlike}"
             raise StrategyError("ac", f"{problem}; make it again for these sizes")
-        return split(graph, self._kept(graph), static_lifetime_input_indices)
+        again = self.plan.again if graph.digest == self.plan.graph else ()
+        nodes_again = frozenset(map(graph.node_of, again))
+        return split(graph, self._kept(graph), static_lifetime_input_indices, again=nodes_again)
 
     def _kept(self, graph: JointGraph) -> frozenset[Node]:
         """Return what forward saves; of other operators, which smaller inputs may have, all or nothing."""

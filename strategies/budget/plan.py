@@ -10,7 +10,8 @@ How an executor carries out a plan, which is what the predicted bytes count on:
 2. Each time autograd saves a tensor on a storage that the block made, or on an offloaded input, it gets a
    *ticket*. Other storages outside are held as plain autograd does.
 3. When forward of the block ends, the *needed* operators are those that the storages of all tickets follow
-   from, back to kept, offloaded and outside storages. A needed operator runs once in backward, without grad.
+   from, back to kept, offloaded and outside storages. A needed operator runs once in backward, without
+   grad; one that makes a storage of `again`, once for each request of a node that needs that storage.
    A value *is read* by each needed operator that has not run and by each ticket that is not redeemed.
 4. Held from forward on are exactly the storages that are read, and kept or outside. An offloaded one is
    copied to the host when forward of the block ends, and comes back when the first that reads it in backward
@@ -18,6 +19,8 @@ How an executor carries out a plan, which is what the predicted bytes count on:
 5. A node of autograd that redeems a ticket runs the needed operators of its value that have not run, in the
    order of forward, each with what it reads as it was then. Results that nobody reads are dropped at once. A
    value is dropped as soon as nobody reads it: kept, recomputed, fetched from the host, or outside alike.
+   A storage of `again` is dropped when nobody reads it for this request, and what it is made of is read
+   until the last request that needs it.
    A kept storage is never made again: before forward writes to it in place, what it was is copied if an
    operator that may run again reads that. So planners keep what such an operator makes, too.
 6. A random operator is run again with the state of its generator in forward: `torch.get_rng_state()` (5,056
@@ -41,6 +44,7 @@ from typing import Any, NamedTuple
 
 from strategies.base import StrategyError
 
+_WORDS = {"again": "recompute for each reader"}
 FORMAT = "acbench budget plan 6"
 _INPUT = -1
 
@@ -97,6 +101,7 @@ class BlockPlan:
         keep: storages that stay on the device until nobody reads them.
         offload: storages that wait for backward on the host; inputs of the block may be among them.
         recompute: storages that autograd saves and that are recomputed; those that nothing else names.
+        again: storages that are recomputed for each reader in backward, saved by autograd or not.
         plain: whether the block runs untouched; then the other fields are empty.
         group: FQN of the first block of its group, all of which hold nothing but the input of that one until
             their forward runs again as one in backward, from when on they `keep`; empty of a block in none.
@@ -115,6 +120,7 @@ class BlockPlan:
     keep: tuple[Value, ...] = ()
     offload: tuple[Value, ...] = ()
     recompute: tuple[Value, ...] = ()
+    again: tuple[Value, ...] = ()
     plain: bool = False
     group: str = ""
     operators: int = 0
@@ -306,14 +312,14 @@ def _loop_words(region: Mapping[str, Any]) -> str:
 def _described(fqns: Sequence[str], block: BlockPlan) -> str:
     """Return the decisions for blocks in a row that have the same."""
     lines = [f"{_named(fqns)}: {block.why}"]
-    for verb in ("keep", "offload", "recompute"):
+    for verb in ("keep", "offload", "recompute", "again"):
         listed = ", ".join(map(str, getattr(block, verb)))
-        lines += [f"    {verb}: {listed}"] if listed else []
+        lines += [f"    {_WORDS.get(verb, verb)}: {listed}"] if listed else []
     return "\n".join(lines)
 
 
 def _block(held: Mapping[str, Any]) -> BlockPlan:
-    lists = ("keep", "offload", "recompute")
+    lists = ("keep", "offload", "recompute", "again")
     sizes = tuple(TensorSize(name, tuple(shape), kind) for name, shape, kind in held["sizes"])
     values = {name: tuple(Value(*each) for each in held[name]) for name in lists}
     return BlockPlan(**{**held, **values, "sizes": sizes})

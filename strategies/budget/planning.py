@@ -355,19 +355,20 @@ def block_plan(call: PlannedCall, option: Option) -> BlockPlan:
     )
     if decision.is_plain:
         return plain
-    again = [storage for storage in program.saved if storage not in decision.resident]
+    saved_again = [storage for storage in program.saved if storage not in decision.resident]
     kept_bytes = sum(program.nbytes[storage] for storage in decision.keep)
     return replace(
         plain,
         plain=False,
         keep=values(list(decision.keep)),
         offload=values(list(decision.offload)),
-        recompute=values(again),
+        recompute=values(saved_again),
+        again=values(list(decision.again)),
         kept_bytes=kept_bytes,
         offloaded_bytes=effect.host_bytes,
         extra_flops=effect.flops,
         why=(
-            f"{len(effect.runs)} of {len(program.units)} operators run again for {len(again)} of "
+            f"{len(set(effect.runs))} of {len(program.units)} operators run again for {len(saved_again)} of "
             f"{len(program.saved)} saved values; {option.left_bytes} bytes wait for backward"
             f"{_on_host(effect)}"
         ),

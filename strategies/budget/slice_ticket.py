@@ -84,7 +84,9 @@ class SliceTicket:
                 "one of the variables needed for gradient computation has been modified by an inplace "
                 f"operation: {what}"
             )
+        asked = [content]
+        del content
         with torch.no_grad(), self._pause:
-            tensor = self._layout.on(compute(content))
+            tensor = self._layout.on(compute(asked))
         self._version.refuse_past(tensor)
         return tensor

@@ -2,6 +2,8 @@
 
 A content refers to the operator that makes it, and an operator to the contents that it reads, so that Python
 itself counts readers: a content that no ticket and no waiting operator reads is gone, and its memory with it.
+A content that is *fleeting* never gets a memory: for each request another content stands in for it, which a
+copy of its maker fills. So the maker, and what it reads, lives until nobody asks for the content any more.
 """
 
 from __future__ import annotations
@@ -33,10 +35,21 @@ class Content:
         on_host: brings the memory back from the host.
         fetch: copies the memory from where the latest content of the storage lies.
         is_past: forward has written to the storage since.
+        is_fleeting: it is made anew for each request that needs it.
         readings: how often operators that may run again read it in forward.
     """
 
-    __slots__ = ("__weakref__", "fetch", "is_past", "maker", "memory", "on_host", "readings", "versions")
+    __slots__ = (
+        "__weakref__",
+        "fetch",
+        "is_fleeting",
+        "is_past",
+        "maker",
+        "memory",
+        "on_host",
+        "readings",
+        "versions",
+    )
 
     def __init__(self, maker: TapedOperator | None, memory: Tensor | None = None) -> None:
         self.maker = maker
@@ -45,6 +58,7 @@ class Content:
         self.on_host: Callable[[], Tensor] | None = None
         self.fetch: Callable[[], Tensor] | None = None
         self.is_past = False
+        self.is_fleeting = False
         self.readings = 0
 
     def is_at_hand(self) -> bool:
@@ -89,6 +103,18 @@ class Reading:
         self._layout = layout
         self._memory: Tensor | None = None
 
+    def for_request(self, stand_ins: dict[Content, Content]) -> Content | None:
+        """Return what is read in a request: its content, or what stands in for it."""
+        if self.content is not None and self.content.is_fleeting:
+            return stand_ins.setdefault(self.content, Content(None))
+        return self.content
+
+    def repeated(self, stand_ins: dict[Content, Content]) -> Reading:
+        """Return the same argument of a copy of the operator."""
+        content = self.for_request(stand_ins)
+        assert content is not None, "its operator has not run"
+        return Reading(content, self._layout)
+
     def let_go(self) -> None:
         """Hold the memory in place of the content, whose other readers hold it."""
         assert self.content is not None
@@ -118,7 +144,7 @@ class Reading:
 
 
 class TapedOperator:
-    """An operator of a block's forward, which runs at most once more.
+    """An operator of a block's forward, which runs at most once more; copies of it run for what is fleeting.
 
     Attributes:
         number: ordinal among the operators of the forward.
@@ -165,6 +191,27 @@ class TapedOperator:
     def has_made(self) -> bool:
         """Whether a result of it lies on a storage of its own."""
         return bool(self._made)
+
+    def for_request(self, stand_ins: dict[Content, Content]) -> TapedOperator:
+        """Return what runs in a request: the operator, or a copy where it makes what is fleeting.
+
+        Args:
+            stand_ins: contents for this request alone, by those for which they stand in.
+        """
+        contents = [(result, content) for result, each in self._made if (content := each()) is not None]
+        if not any(content.is_fleeting for _, content in contents):
+            for reading in self.readings():
+                reading.content = reading.for_request(stand_ins)
+            return self
+        args, kwargs = (_repeated(each, stand_ins) for each in (self._args, self._kwargs))
+        copy = TapedOperator(self.number, self.name, self._function, args, kwargs)
+        copy.is_with_grad, copy.is_collective = self.is_with_grad, self.is_collective
+        for result, content in contents:
+            made = stand_ins.get(content) if content.is_fleeting else content
+            if made is not None and made.maker in {None, self} and made.memory is None:
+                made.maker = copy
+                copy.makes(result, made)
+        return copy
 
     def note_readings(self) -> None:
         """Take note that it may run again, and reads what it has read once more."""
@@ -250,15 +297,20 @@ class TapedOperator:
         return local
 
 
-def compute(content: Content) -> Tensor:
-    """Return the memory of `content`, having run what it still needs, in the order of forward.
+def compute(asked: list[Content]) -> Tensor:
+    """Return the memory of a content, having run what it still needs, in the order of forward.
+
+    Args:
+        asked: the content, which nobody holds beside those that ask for it later.
 
     Raises:
         RuntimeError: something that is read was changed since forward.
     """
+    content = asked.pop()
     if not content.is_at_hand():
         waiting: dict[int, TapedOperator] = {}
         _collect(content, waiting)
+        content = _for_request(content, waiting)
         with recomputing(), below_autograd():
             for number in sorted(waiting):
                 waiting.pop(number).run()
@@ -286,6 +338,25 @@ def _collect(content: Content, waiting: dict[int, TapedOperator]) -> None:
         if maker.number not in waiting:
             waiting[maker.number] = maker
             stack.extend((reading.content, maker) for reading in maker.readings() if reading.content)
+
+
+def _for_request(content: Content, waiting: dict[int, TapedOperator]) -> Content:
+    """Let what runs make and read contents of this request, not fleeting ones; return the one asked for."""
+    stand_ins: dict[Content, Content] = {}
+    if content.is_fleeting:
+        content = stand_ins.setdefault(content, Content(None))
+    for number in sorted(waiting, reverse=True):  # readers tell which contents their makers are to fill
+        waiting[number] = waiting[number].for_request(stand_ins)
+    return content
+
+
+def _repeated(value: Any, stand_ins: dict[Content, Content]) -> Any:
+    """Return arguments with readings of their own."""
+    if type(value) is Reading:
+        return value.repeated(stand_ins)
+    if isinstance(value, dict):
+        return {name: _repeated(each, stand_ins) for name, each in value.items()}
+    return [_repeated(each, stand_ins) for each in value] if type(value) in {list, tuple} else value
 
 
 def _readings(values: Any) -> Iterator[Reading]:

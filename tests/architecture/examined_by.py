@@ -36,6 +36,7 @@ EXAMINED_BY = {
     "harness/trial/planned_step.py": "tests/harness/trial/test_assemble.py",
     "strategies/budget/carrying_out.py": "tests/strategies/ac/test_budget.py",
     "strategies/budget/first_call.py": "tests/strategies/ac/test_budget.py",
+    "strategies/budget/joint_steps.py": "tests/strategies/budget/test_compiled_planning.py",
     "strategies/budget/memory_layout.py": "tests/strategies/budget/test_planned_block.py",
     "strategies/budget/operator_facts.py": "tests/strategies/budget/test_planned_block.py",
     "strategies/estimate/recomputing.py": "tests/strategies/budget/test_planned_block.py",

@@ -30,9 +30,9 @@ def no_trace_of_a_compiler() -> Iterator[None]:
 ROWS = {
     "gpt, recomputed for nothing": ("model=gpt_nano ac.fraction=0.95", False),
     "gpt": ("model=gpt_nano ac.fraction=0.8", True),
-    "gpt, dropout": ("model=gpt_nano model.dropout=0.1 ac.fraction=0.85", True),
+    "gpt, dropout": ("model=gpt_nano model.dropout=0.1 ac.fraction=0.75", True),
     "gpt, time": ("model=gpt_nano ac.fraction=0.8 ac.objective=time", True),
-    "llama": ("model=llama_nano ac.fraction=0.75", True),
+    "llama": ("model=llama_nano ac.fraction=0.65", True),
     "vit": ("model=vit_nano batch_size=16 ac.fraction=0.8", True),
 }
 

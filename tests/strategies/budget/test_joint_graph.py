@@ -60,30 +60,6 @@ def test_backward_asks_for_what_forward_makes_by_the_node_that_makes_it() -> Non
     assert graph.home(view).op == "placeholder"
 
 
-@pytest.mark.parametrize(
-    "kept",
-    [
-        pytest.param((), id="nothing"),
-        pytest.param(("sin",), id="one"),
-        pytest.param(("sin", "mul"), id="all"),
-    ],
-)
-def test_what_is_not_kept_runs_again_before_its_first_reader(kept: tuple[str, ...]) -> None:
-    def deep(x: Tensor) -> Tensor:
-        return ((x.sin().cos() * 2).exp() * 3).sin()
-
-    graph = joint_of(deep)
-    by_name = {node.name: node for node in graph.module.graph.nodes}
-    order = graph.backward_order(frozenset(by_name[name] for name in kept))
-    place = {node: number for number, node in enumerate(order)}
-    again = [node for node in order if node in graph.operators]
-    assert not {node.name for node in again} & set(kept)
-    assert again == sorted(again, key=list(graph.module.graph.nodes).index)
-    for node in again:
-        first = min(place[user] for user in node.users if user in place)
-        assert all(each in again for each in order[place[node] + 1 : first])
-
-
 def test_the_digest_says_what_follows_from_what_and_nothing_of_sizes() -> None:
     def scaled(x: Tensor) -> Tensor:
         return (x.sin() * 3).cos()

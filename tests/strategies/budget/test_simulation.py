@@ -34,8 +34,11 @@ class Flops(OperatorMode):
         return result
 
 
-def decisions(calls: Sequence[PlannedCall], moved: float, *, seed: int) -> list[Decision]:
-    """Return decisions that hold none, some, most or all of what a block makes, a share of it on the host."""
+def decisions(calls: Sequence[PlannedCall], moved: float, anew: float, *, seed: int) -> list[Decision]:
+    """Return decisions that hold none, some, most or all of what a block makes, a share of it on the host.
+
+    A share of what they do not hold is made anew for each reader.
+    """
     chance = random.Random(seed)
     found = []
     for call in calls:
@@ -44,14 +47,16 @@ def decisions(calls: Sequence[PlannedCall], moved: float, *, seed: int) -> list[
         offload = {
             s for s in sorted(call.program.movable) if chance.random() < moved and (s < 0 or s in held)
         }
-        found.append(
-            PLAIN if share is None else Decision(keep=frozenset(held - offload), offload=frozenset(offload))
-        )
+        fleeting = frozenset(s for s in sorted(call.program.fleeting - held) if chance.random() < anew)
+        decision = Decision(keep=frozenset(held - offload), offload=frozenset(offload), again=fleeting)
+        found.append(PLAIN if share is None else decision)
     return found
 
 
-@pytest.mark.parametrize(("dropout", "moved"), [(0.0, 0.0), (0.1, 0.0), (0.1, 0.5)])
-def test_predicted_bytes_and_flops_are_measured(dropout: float, moved: float) -> None:
+@pytest.mark.parametrize(
+    ("dropout", "moved", "anew"), [(0.0, 0.0, 0.0), (0.1, 0.0, 0.0), (0.1, 0.5, 0.5), (0.0, 0.0, 1.0)]
+)
+def test_predicted_bytes_and_flops_are_measured(dropout: float, moved: float, anew: float) -> None:
     model, x = Gated(dropout), torch.randn(4, 16, WIDTH)
     graph = captured(model, x)
     calls = [planned_call(graph, call) for call in graph.calls]
@@ -59,7 +64,7 @@ def test_predicted_bytes_and_flops_are_measured(dropout: float, moved: float) ->
         CallOptions(graph, call, lambda effect: effect.flops, random_state_bytes=5056) for call in calls
     ]
     for seed in range(5):
-        chosen = decisions(calls, moved, seed=seed)
+        chosen = decisions(calls, moved, anew, seed=seed)
         options = [caller.option(decision) for caller, decision in zip(callers, chosen, strict=True)]
         effects = [option.effect for option in options]
         planned, ledger = copy.deepcopy(model), HostLedger()
