@@ -163,8 +163,10 @@ class CallOptions:
 
     def _fleeting(self, decision: Decision) -> Decision:
         """Return a decision that makes anew for each reader what costs no FLOPs."""
-        keep = _kept(self.call.program, decision)
-        again = self.call.program.fleeting - keep - decision.offload
+        program = self.call.program
+        keep = _kept(program, decision)
+        cheap = (each for each in program.fleeting if not program.units[program.makers[each]].flops)
+        again = frozenset(cheap) - keep - decision.offload
         return Decision(keep=keep, offload=decision.offload, again=again)
 
     def _on_host(self, decision: Decision) -> Iterable[Decision]:

@@ -54,9 +54,9 @@ class Unit:
         return tuple(storage for storage in self.reads if storage not in self.early_reads)
 
     @property
-    def is_cheap(self) -> bool:
-        """Whether it may run several times: one operator without FLOPs and random numbers."""
-        return len(self.operators) == 1 and self.is_repeatable and not (self.flops or self.random_states)
+    def may_run_often(self) -> bool:
+        """Whether it may run several times: one operator without random numbers."""
+        return len(self.operators) == 1 and self.is_repeatable and not self.random_states
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,10 +126,10 @@ class BlockProgram:
 
     @cached_property
     def fleeting(self) -> frozenset[int]:
-        """The storages that are worth making anew for each reader: they cost no FLOPs, and are not small."""
+        """The storages that can be made anew for each reader: they have several, and are not small."""
         readers = Counter((*self.asked, *(storage for unit in self.units for storage in unit.reads)))
         least = _SMALLEST_FLEETING * max(self.nbytes, default=0)
-        made = (storage for unit in self.units if unit.is_cheap for storage in unit.makes)
+        made = (storage for unit in self.units if unit.may_run_often for storage in unit.makes)
         several = (storage for storage in made if readers[storage] > 1 and self.nbytes[storage] > least)
         return frozenset(several) - self.pinned
 
