@@ -135,9 +135,10 @@ class Groups:
 
     def _is_possible(self, index: int) -> bool:
         """Say whether a call may be in a group: all of it can run again, nothing has to stay."""
-        caller, options = self._callers[index], self._options[index]
-        program = caller.call.program
-        return len(options) > 1 and not program.pinned and all(unit.is_repeatable for unit in program.units)
+        program, options = self._callers[index].call.program, self._options[index]
+        if len(options) == 1 or self._graph.calls[index].has_own_hooks:
+            return False
+        return not program.pinned and all(unit.is_repeatable for unit in program.units)
 
     def _follows(self, index: int) -> bool:
         """Say whether a call may be in one group with the call before it.
@@ -153,9 +154,8 @@ class Groups:
         makers = {self._makers.get(storage, index - 1) for storage in call.outer_storages}
         program = before.program
         own = {s for unit in program.units for s in unit.reads} | program.saved
-        is_gone = not self._graph.gathered.isdisjoint(
-            before.outer_storages
-        )  # when the last block begins backward
+        # parameters that are away when the last block begins its backward
+        is_gone = not self._graph.gathered.isdisjoint(before.outer_storages)
         if is_gone or not links or makers != {index - 1} or own.intersection(links.values()):
             return False
         mine, until = self._graph.calls[index].inputs, min(call.asked)
