@@ -13,9 +13,9 @@ from harness.errors import ConfigError, require_at_least, require_one_of
 from harness.experiment.compilers import (
     COMPILERS,
     ORDERS,
-    RECOMPUTED_TOLERANCE,
     SCOPES,
     tolerance_of,
+    tolerance_of_recomputation,
 )
 from harness.experiment.data import DataSpec, data_specs
 from harness.experiment.mesh import Mesh
@@ -180,9 +180,9 @@ class Experiment(Recipe):
 
     @property
     def recomputes_in_kernels(self) -> bool:
-        """Whether kernels of half precision may compute again what forward stored, without its rounding."""
+        """Whether generated kernels may compute again what forward stored."""
         is_inside = self._needs_compiler or self.compile_order == "ac_first"
-        return self.compile == "inductor" and self.is_reduced and is_inside and name_of(self.ac) != "none"
+        return self.compile == "inductor" and is_inside and name_of(self.ac) != "none"
 
     @property
     def tolerance(self) -> Tolerance | None:
@@ -241,8 +241,9 @@ class Experiment(Recipe):
     def _declared(self) -> Sequence[Tolerance | None]:
         """Return the tolerances of what stands between this experiment and its twin."""
         if self._saves_memory:
-            of_kernels = RECOMPUTED_TOLERANCE if self.recomputes_in_kernels else None
-            return self._tolerance_of(self.ac), self._tolerance_of(self.chunk), of_kernels
+            of_kernels = tolerance_of_recomputation(is_reduced=self.is_reduced)
+            declared = self._tolerance_of(self.ac), self._tolerance_of(self.chunk)
+            return (*declared, of_kernels if self.recomputes_in_kernels else None)
         if self.is_compiled:
             may_drop_out = self.model.dropout > 0 or name_of(self.model) == "python"
             return (tolerance_of(self.compile, is_reduced=self.is_reduced, may_drop_out=may_drop_out),)

@@ -100,8 +100,9 @@ def _to_the_eager(experiment: Experiment) -> tuple[Link, ...]:
 
 
 def _rounded_alike(experiment: Experiment, first: Link) -> tuple[Link, ...]:
-    """Return the link that is exact, where the first is within rounding because of its kernels alone."""
-    if not experiment.recomputes_in_kernels or experiment.ac.tolerance is not None:
+    """Return the link that is exact, where the first is not because its kernels leave out a rounding."""
+    leaves_out = experiment.recomputes_in_kernels and experiment.is_reduced
+    if not leaves_out or experiment.ac.tolerance is not None:
         return ()
     exact = replace(first, variant=experiment, baseline=experiment.twin(), tolerance=None)
     return (replace(exact, inductor=ROUNDS_AS_EAGER),)

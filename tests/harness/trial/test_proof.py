@@ -55,6 +55,14 @@ CHAINS = [
         id="the compiled model against the plain one",
     ),
     pytest.param(
+        "compile=inductor ac=full mesh=single",
+        [
+            (f"{_FULL} {_KERNELS}", f"{_TWIN} {_KERNELS}", "fp32", "sgd", 1e-3, 3),
+            (f"{_TWIN} {_DRAWS}", f"{_TWIN} compile=none", "fp32", "sgd", 1e-3, 2),
+        ],
+        id="what kernels compute again beside other operators",
+    ),
+    pytest.param(
         "compile=inductor ac=full dtype=bf16 mesh=single",
         [
             (f"{_FULL} {_KERNELS}", f"{_TWIN} {_KERNELS}", "bf16", "sgd", 1e-1, 3),
