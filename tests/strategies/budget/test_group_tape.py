@@ -7,11 +7,16 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from strategies import StrategyError
+from strategies.budget.capture import capture
 from strategies.budget.carrying_out import enclose
-from tests.strategies.budget.grouping_by_hand import grouped
-from tests.strategies.budget.small_steps import WIDTH, Gated
+from strategies.budget.step_graph import StepGraph
+from tests.rank_pool import RankPool
+from tests.strategies.budget.grouping_by_hand import grouped, groups_of
+from tests.strategies.budget.small_steps import WIDTH, Gated, measured_peak_bytes, step_of
 from tests.strategies.budget.test_capture import captured
 
 X = torch.randn(2, 8, WIDTH)
@@ -129,3 +134,69 @@ def test_a_weight_that_changed_since_forward_is_refused() -> None:
         model.get_parameter("layers.0.norms.0.weight").mul_(2)
     with pytest.raises(StrategyError, match=r"changed in place after forward"):
         loss.backward()
+
+
+def wrapped(model: Gated, kind: str) -> nn.Module:
+    if kind == "ddp":
+        return DistributedDataParallel(model)
+    if kind == "fsdp1":
+        for index, layer in enumerate(model.layers):
+            model.layers[index] = FullyShardedDataParallel(layer, device_id=torch.device("cpu"))
+        return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+    for layer in model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    return model
+
+
+def step_on_ranks(model: Gated, whole: nn.Module, x: Tensor) -> StepGraph:
+    step_of(whole, x)()
+    standing = [*whole.parameters(), x]
+    return capture(step_of(whole, x), model.blocks, device=torch.device("cpu"), standing=standing)
+
+
+def neutral_on_ranks(rank: int, kind: str) -> bool:
+    """Return whether steps with a plan are the plain ones; one for DDP needs the predicted bytes."""
+    torch.manual_seed(rank)
+    x = torch.randn(2, 8, WIDTH)
+    plain, planned = Gated(0.1), Gated(0.1)
+    blocks = planned.blocks
+    models = [wrapped(model, kind) for model in (plain, planned)]
+    graph = step_on_ranks(plain, models[0], x) if kind == "ddp" else captured(Gated(0.1), x)
+    plan = grouped(graph, [(0, 3)], 0.2)
+    enclose(plan, blocks)
+    found = []
+    for model in models:
+        torch.manual_seed(rank)
+        for _ in range(2):
+            step_of(model, x)()
+        gradients = [each.grad for each in model.parameters() if each.grad is not None]
+        found.append([getattr(each, "_local_tensor", each).clone() for each in gradients])
+    assert len(found[0]) == len(found[1]) > 0
+    if kind == "ddp":
+        peak = measured_peak_bytes(models[1], [x], step_of(models[1], x))
+        assert peak == plan.predicted_peak_bytes
+    return all(map(torch.equal, *found))
+
+
+def groups_when_sharded(_rank: int, kind: str) -> list[tuple[int, int]]:
+    """Return the groups that a plan which is made on ranks can have."""
+    model = Gated()
+    graph = step_on_ranks(model, wrapped(model, kind), torch.randn(2, 8, WIDTH))
+    return [(start, end) for start, end, _ in groups_of(graph).all()]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_groups_are_neutral_on_two_ranks(pool2: RankPool, kind: str) -> None:
+    assert pool2.run(neutral_on_ranks, kind) == [True, True]
+
+
+def test_parameters_that_nothing_gathers_are_refused(pool2: RankPool) -> None:
+    problem = r"^ac: the plan of 'layers\.0' was made for parameter norms\.0\.weight of \(16,\) float32 on cpu"
+    with pytest.raises(StrategyError, match=problem):
+        pool2.run(neutral_on_ranks, "fsdp1")
+
+
+def test_a_plan_has_no_groups_where_parameters_are_taken_away(pool2: RankPool) -> None:
+    assert pool2.run(groups_when_sharded, "ddp")[0][:2] == [(0, 1), (0, 2)]
+    assert pool2.run(groups_when_sharded, "fsdp2") == [[], []]
