@@ -74,6 +74,7 @@ class BlockProgram:
         pinned: storages that stay in every plan: those written to after another unit has read them, and what
             these readers make, as no plan needs a copy of what they were then; and those that autograd holds
             and does not ask for.
+        asks_in_forward: forward itself goes backward, and asks for some of them then.
     """
 
     units: tuple[Unit, ...]
@@ -84,6 +85,7 @@ class BlockProgram:
     inputs: tuple[tuple[int, Value], ...] = ()
     operators: int
     pinned: frozenset[int] = frozenset()
+    asks_in_forward: bool = False
 
     @cached_property
     def makers(self) -> tuple[int, ...]:
@@ -126,7 +128,12 @@ class BlockProgram:
 
     @cached_property
     def fleeting(self) -> frozenset[int]:
-        """The storages that can be made anew for each reader: they have several, and are not small."""
+        """The storages that can be made anew for each reader: they have several, and are not small.
+
+        None where forward itself goes backward: what it asks for then is there, and is not made anew.
+        """
+        if self.asks_in_forward:
+            return frozenset()
         readers = Counter((*self.asked, *(storage for unit in self.units for storage in unit.reads)))
         least = _SMALLEST_FLEETING * max(self.nbytes, default=0)
         made = (storage for unit in self.units if unit.may_run_often for storage in unit.makes)
@@ -239,6 +246,7 @@ def planned_call(graph: StepGraph, call: BlockCall) -> PlannedCall:
         ),
         operators=len(operators),
         pinned=frozenset(numbers[storage] for storage in _pinned(groups) | (call.unasked & set(own))),
+        asks_in_forward=any(each.moment < call.end for each in redemptions),
     )
     return PlannedCall(
         fqn=call.fqn,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -138,7 +139,12 @@ class Groups:
         program, options = self._callers[index].call.program, self._options[index]
         if len(options) == 1 or self._graph.calls[index].has_own_hooks:
             return False
-        return not program.pinned and all(unit.is_repeatable for unit in program.units)
+        # the second forward runs operator by operator, and counts bytes unit by unit
+        ends = [(unit.operators[0], unit.operators[-1]) for unit in program.units]
+        is_mixed = any(last > first for (_, last), (first, _) in pairwise(sorted(ends)))
+        return not (program.pinned or program.asks_in_forward or is_mixed) and all(
+            unit.is_repeatable for unit in program.units
+        )
 
     def _follows(self, index: int) -> bool:
         """Say whether a call may be in one group with the call before it.
