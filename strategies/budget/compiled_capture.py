@@ -288,7 +288,9 @@ class _AskingBackward(Interpreter):
             self.env[each] = self._waiting[each.name]()
         found = super().fetch_args_kwargs_from_env(n)
         for each in asked:
-            if each not in self.user_to_last_uses.get(n, ()):
+            if each in self.user_to_last_uses.get(n, ()):
+                del self._waiting[each.name]
+            else:
                 del self.env[each]
         return found
 
