@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,14 @@ from bench.legality_cells import KNOWN_BAD, MESHES, Cell, cells, known_bad
 from docs.tools.readme import markdown
 
 _ROOT = Path(__file__).parents[2]
+_RESULTS = _ROOT / "docs" / "results"
 PAGE = _ROOT / "docs" / "legality.md"
 
 _HEAD = """\
 # Legality
 
 Where each variant of activation checkpointing may stand, and whether it trains as the plain model there.
-Written by `python -m docs.tools.legality` from {link}.
+Written by `python -m docs.tools.legality` from {links}.
 
 ```console
 $ python -m bench.legality                # resumes; --minutes 3 runs a part
@@ -32,8 +33,9 @@ $ python -m bench.legality                # resumes; --minutes 3 runs a part
 A cell is a variant with a mesh, `wrap_order`, `compile`, `compile_order`, `dtype`, dropout, `ac.early_stop`
 and `ac.preserve_rng_state`. Options that a variant does not have do not make two cells of one. Every cell is
 
-* *neutral*: bit for bit as its twin; a compiled twin is itself proven against the uncompiled model, under
-  Inductor within a tolerance;
+* *neutral*: bit for bit as its twin, inside kernels of Inductor
+  [within a tolerance](compile.md#what-is-compared); a compiled twin is itself proven against the uncompiled
+  model, under Inductor within a tolerance;
 * *refused*, with the reason;
 * *known bad*: it differs from its twin as an entry of the [gallery](gallery/README.md) does;
 * *unexpected*: something else, or known bad and yet right. The command then exits with 1.
@@ -48,19 +50,22 @@ def main() -> int:
 
 
 def page() -> str:
-    """Return the page of the latest kept result."""
-    (path,) = (_ROOT / "docs" / "results").glob("legality-cpu-*.json")
-    return page_of(json.loads(path.read_text("utf-8")), f"[{path.name}](results/{path.name})", cells())
+    """Return the page of the kept result, with the cells that ran once more after a mend."""
+    (path,) = _RESULTS.glob("legality-cpu-*.json")
+    return page_of([path, *sorted(_RESULTS.glob("legality_again-cpu-*.json"))], cells())
 
 
-def page_of(content: Mapping[str, Any], link: str, everything: Iterable[Cell]) -> str:
-    """Return the page of one result.
+def page_of(paths: Sequence[Path], everything: Iterable[Cell]) -> str:
+    """Return the page of what `bench.legality` wrote.
 
     Args:
-        content: what `bench.legality` wrote.
-        link: to the file.
+        paths: the matrix, then cells that ran once more; the last ending of a cell counts.
         everything: all cells.
     """
+    content, *later = [json.loads(path.read_text("utf-8")) for path in paths]
+    content["results"]["ran"] |= {w: end for each in later for w, end in each["results"]["ran"].items()}
+    links = " and ".join(f"[{path.name}](results/{path.name})" for path in paths)
+    again = [_again(each) for each in later]
     by_words = {cell.words: cell for cell in everything}
     results = content["results"]
     ran = [(by_words[words], ending) for words, ending in results["ran"].items()]
@@ -68,14 +73,20 @@ def page_of(content: Mapping[str, Any], link: str, everything: Iterable[Cell]) -
     torch = environment["torch"].partition("+")[0]
     machine = f"torch {torch}, Python {environment['python']}, {environment['device']}"
     blocks = [
-        _HEAD.format(link=link),
-        f"## Counts\n\n{machine}.\n\n{_counts(content, ran)}\n",
+        _HEAD.format(links=links),
+        f"## Counts\n\n{' '.join([f'{machine}.', *again])}\n\n{_counts(content, ran)}\n",
         f"## Cells that ran\n\n{_by_place(ran)}\n",
         f"## Known bad\n\n{_known_bad(ran)}\n",
         f"## Refused before anything runs\n\n{_refused(results)}\n",
         f"## Unexpected\n\n{_unexpected(unexpected(results['ran'], by_words))}\n",
     ]
     return "\n".join(blocks)
+
+
+def _again(content: Mapping[str, Any]) -> str:
+    """Return what a file says that has cells which ran once more."""
+    count, commit = len(content["results"]["ran"]), content["environment"]["commit"][:8]
+    return f"{count} cells ran once more at {commit}, after a mend; that ending counts."
 
 
 def _counts(content: Mapping[str, Any], ran: list[tuple[Cell, str]]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from bench.legality_cells import Cell
@@ -27,7 +29,12 @@ EVERYTHING = [GOOD, REDRAWN, COMPILED]
 def _content(**ran: str) -> dict[str, Any]:
     names = {"good": GOOD, "redrawn": REDRAWN, "compiled": COMPILED}
     return {
-        "environment": {"torch": "2.13.0+cpu", "python": "3.11.7", "device": "a machine"},
+        "environment": {
+            "torch": "2.13.0+cpu",
+            "python": "3.11.7",
+            "device": "a machine",
+            "commit": "1a2b3c4d5e",
+        },
         "protocol": {"uncompiled": "every cell", "compiled": "some"},
         "results": {
             "environment_id": "0" * 12,
@@ -40,14 +47,19 @@ def _content(**ran: str) -> dict[str, Any]:
     }
 
 
+def _page(folder: Path, *contents: dict[str, Any]) -> str:
+    paths = [folder / f"{number}.json" for number in range(len(contents))]
+    for path, content in zip(paths, contents, strict=True):
+        path.write_text(json.dumps(content), "utf-8")
+    return page_of(paths, EVERYTHING)
+
+
 def test_the_page_is_current() -> None:
     assert page() == PAGE.read_text("utf-8"), "run python -m docs.tools.legality"
 
 
-def test_every_judgement_is_counted_where_it_stands() -> None:
-    told = page_of(
-        _content(good="neutral", redrawn="differs: gradients", compiled="neutral"), "a link", EVERYTHING
-    )
+def test_every_judgement_is_counted_where_it_stands(tmp_path: Path) -> None:
+    told = _page(tmp_path, _content(good="neutral", redrawn="differs: gradients", compiled="neutral"))
     for line in (
         "| all | 12 |",
         "| refused before anything runs | 7 |",
@@ -63,6 +75,14 @@ def test_every_judgement_is_counted_where_it_stands() -> None:
     assert "1.5 s with `compile=none`, 20.0 s with `compile=inductor`" in told
 
 
-def test_what_is_unexpected_is_listed() -> None:
-    told = page_of(_content(redrawn="neutral", compiled="neutral"), "a link", EVERYTHING)
+def test_what_is_unexpected_is_listed(tmp_path: Path) -> None:
+    told = _page(tmp_path, _content(redrawn="neutral", compiled="neutral"))
     assert f"* `{REDRAWN.words}`: neutral; gallery 11 says that it differs" in told
+
+
+def test_the_last_ending_of_a_cell_counts(tmp_path: Path) -> None:
+    first = _content(good="neutral", redrawn="neutral", compiled="differs: gradients")
+    told = _page(tmp_path, first, _content(redrawn="differs: gradients", compiled="neutral"))
+    assert "2 cells ran once more at 1a2b3c4d, after a mend; that ending counts." in told
+    assert "| ran | 3 |" in told.splitlines()
+    assert "| of these unexpected | 0 |" in told.splitlines()
