@@ -130,7 +130,7 @@ class _States:
         goal: what is made least: the cost, or the peak.
         host: bytes on the host.
         moves: moves that lead here.
-        move, before, option: of each state its move, the state before it, and the option.
+        move, before, option: move, state before and option of each state.
     """
 
     left: npt.NDArray[np.int64]

@@ -70,7 +70,7 @@ class _Kept:
     Fields:
         keeps: what each member keeps.
         highest: highest total of its backward, beyond what is there when the second forward begins.
-        forward, left: of each member the highest total of its forward, and the bytes that wait for backward.
+        forward, left: highest total of each member's forward, and its bytes that wait for backward.
         cost: cost of what runs again.
     """
 

@@ -65,7 +65,7 @@ class Chosen:
         start: number of the first block.
         effect: what changes.
         option: the option of a block alone; `None` of a group.
-        keeps, shares: of each block of a group what it keeps from the second forward on, and what it adds.
+        keeps, shares: what each block of a group keeps from the second forward on, and what it adds.
     """
 
     start: int
