@@ -139,6 +139,8 @@ REPEATED: dict[str, tuple[str, ...]] = {
         "foreach, in place",
         "noise",
         "a reentrant checkpoint",
+        "a gated product",
+        "a product in place",
     ),
     "tests/strategies/budget/test_idioms.py::test_in_place_on_what_a_linear_made": ("three dimensions",),
     "tests/strategies/budget/test_idioms.py::test_an_idiom_around_blocks": (

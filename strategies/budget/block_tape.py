@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from strategies.base import StrategyError
 from strategies.budget.drawn_numbers import DrawWatch, stash_of
+from strategies.budget.late_value import are_read_late, given
 from strategies.budget.memory_layout import MemoryLayout, copied, dense_of
 from strategies.budget.operator_facts import OperatorFacts, facts_of, fake_mode, is_numbered
 from strategies.budget.plan import BlockPlan, Value, input_value
@@ -32,6 +33,9 @@ _DETACH = torch.ops.aten.detach.default
 
 Address: TypeAlias = tuple[int, int]
 """Operator that makes a storage, and number of the result."""
+
+_FIRST_MADE: Address = (0, 0)
+"""The lowest address of what the block makes; those of inputs are below."""
 
 
 class Beyond(Enum):
@@ -139,6 +143,7 @@ class BlockTape(OperatorMode):
         self._count = 0
         self._homes: dict[int, StorageHome] = {}
         self._written_homes: list[StorageHome] = []
+        self._saved: list[tuple[SliceTicket, torch.device]] = []
 
     def offer(self, inputs: Iterable[Tensor]) -> None:
         """Take over the inputs of the block that wait on the host; call it before the block runs."""
@@ -153,6 +158,8 @@ class BlockTape(OperatorMode):
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` and note it."""
+        if self._saved:
+            self._note_late(func)
         if self._pause.is_on or not is_numbered(func, self._fakes):
             result = func(*args, **kwargs)
             if func is _DETACH and not self._pause.is_on:
@@ -192,13 +199,32 @@ class BlockTape(OperatorMode):
         else:
             with self._pause:
                 version = version_of(saved)
-        ticket = SliceTicket(home.latest, MemoryLayout.of(saved, dense), version, self._pause)
+        layout = MemoryLayout.of(saved, dense)
+        ticket = SliceTicket(home.latest, layout, version, self._pause)
         home.tickets.append(weakref.ref(ticket))
+        if home.address >= _FIRST_MADE:
+            self._saved.append((ticket, saved.device))
         return self._redeemer(ticket)
 
     def _redeemer(self, ticket: SliceTicket) -> Packed:
         """Return what redeems a ticket."""
-        return ticket.redeem
+        return partial(self._give, ticket)
+
+    def _note_late(self, func: Any) -> None:
+        """Note which of what autograd has just saved for the operator that runs now backward reads late."""
+        saved, self._saved = self._saved, []
+        if are_read_late(func, [ticket.layout for ticket, _ in saved]):
+            for ticket, device in saved:
+                ticket.late_on = device
+
+    def _give(self, ticket: SliceTicket) -> Tensor:
+        """Return what backward gets for a ticket."""
+        if ticket.late_on is None:
+            return self._redeem(ticket)
+        return given(partial(self._redeem, ticket), ticket.layout, ticket.late_on)
+
+    def _redeem(self, ticket: SliceTicket) -> Tensor:
+        return ticket.redeem()
 
     @property
     def _keeps_all(self) -> bool:
@@ -225,6 +251,7 @@ class BlockTape(OperatorMode):
         """Hold nothing more: the graph holds `pack`."""
         self._homes = {}
         self._written_homes = []
+        self._saved = []
         self._enclosing = None
 
     def _follow(self, detached: Tensor) -> None:

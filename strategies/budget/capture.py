@@ -24,6 +24,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from strategies.base import Observation, StrategyError
 from strategies.budget.call_sizes import sizes_of
 from strategies.budget.drawn_numbers import DrawWatch
+from strategies.budget.late_value import are_read_late, given
+from strategies.budget.memory_layout import MemoryLayout
 from strategies.budget.operator_facts import facts_of, fake_mode, is_numbered
 from strategies.budget.step_graph import OUTSIDE, BlockCall, Redemption, StepGraph, StepOperator
 from strategies.estimate.flops import called, flops_of
@@ -164,10 +166,16 @@ class _Watch(OperatorMode):
         self._makers: dict[int, int] = {}  # call that made a storage
         self._original: dict[int, int] = {}  # storage that a copy stands for
         self._savings: list[_Saving] = []
+        self._latest: list[tuple[_Saving, MemoryLayout]] = []
         self._tickets: list[weakref.ref[Any]] = []
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` and note it."""
+        if self._latest:
+            latest, self._latest = self._latest, []
+            is_late = are_read_late(func, [layout for _, layout in latest])
+            for saving, _ in latest:
+                saving.is_late = is_late
         if not is_numbered(func, self._fakes):
             return func(*args, **kwargs)
         start = self.live.ledger.moment
@@ -279,16 +287,23 @@ class _Watch(OperatorMode):
                 return kept(saved)
             copied = _copy_of(local)
             placed = placed_as(saved) if isinstance(saved, DTensor) else None
-
+            saved_on = saved.device
+            layout = MemoryLayout.of(saved, local)
         saving = _Saving(storage, call)
         self._savings.append(saving)
+        if self._makers.get(storage) == call:
+            self._latest.append((saving, layout))
 
-        def unpack() -> Tensor:
+        def redeem() -> Tensor:
             """Return the value, noted as asked for now, in the placement that was saved."""
             with _disable_current_modes(), torch.no_grad():
                 value = _copy_of(copied)
             self._redeem(value, saving)
             return value if placed is None else placed(value)
+
+        def unpack() -> Tensor:
+            """Return what backward gets."""
+            return given(redeem, layout, saved_on) if saving.is_late else redeem()
 
         self._tickets.append(weakref.ref(unpack, partial(self._release, saving)))
         return unpack
@@ -390,12 +405,14 @@ class _Saving:
         storage, call: their numbers.
         asked: life of each copy that backward got, the moment, and the name of the node that asked for it.
         released: moment at which the graph let go of it; `None` where it never did.
+        is_late: whether backward reads it later than it asks for it.
     """
 
     storage: int
     call: int
     asked: list[tuple[int, int, str]] = field(default_factory=list)
     released: int | None = None
+    is_late: bool = False
 
 
 class _AsTaped(OperatorMode):

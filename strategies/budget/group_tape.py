@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -184,7 +183,7 @@ class GroupedTape(BlockTape):
 
     def _redeemer(self, ticket: SliceTicket) -> Packed:
         self._tickets.append(weakref.ref(ticket))
-        return partial(self._redeem, ticket)
+        return super()._redeemer(ticket)
 
     def _redeem(self, ticket: SliceTicket) -> Tensor:
         if not self._is_open:

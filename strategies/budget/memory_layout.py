@@ -41,6 +41,11 @@ class MemoryLayout(NamedTuple):
         known = dense.dtype, dense.size(), dense.stride(), int(dense.storage_offset())
         return cls(*known, dense.is_conj(), dense.is_neg(), place)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the tensor is its memory, without a placement and read as it is."""
+        return self.place is None and not self.is_conj and not self.is_neg
+
     def on(self, memory: Tensor) -> Tensor:
         """Return the tensor on the storage of `memory`, a dense tensor."""
         tensor = memory

@@ -42,13 +42,18 @@ class SliceTicket:
         layout: where in it the tensor lies.
         version: version of the tensor when it was saved, as autograd counts it.
         pause: on while the ticket is redeemed.
+
+    Attributes:
+        layout: the layout.
+        late_on: device of a value that backward reads later than it asks for it; `None` of others.
     """
 
-    __slots__ = ("__weakref__", "_content", "_layout", "_pause", "_version")
+    __slots__ = ("__weakref__", "_content", "_pause", "_version", "late_on", "layout")
 
     def __init__(self, content: Content, layout: MemoryLayout, version: Version, pause: Pause) -> None:
         self._content: Content | None = content
-        self._layout, self._version, self._pause = layout, version, pause
+        self.layout, self._version, self._pause = layout, version, pause
+        self.late_on: torch.device | None = None
 
     @property
     def content(self) -> Content | None:
@@ -78,7 +83,7 @@ class SliceTicket:
             )
         if content.is_past:
             what = (
-                f"[{self._layout.dtype} {list(self._layout.size)}], saved at version {self._version.expected}"
+                f"[{self.layout.dtype} {list(self.layout.size)}], saved at version {self._version.expected}"
             )
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace "
@@ -87,6 +92,6 @@ class SliceTicket:
         asked = [content]
         del content
         with torch.no_grad(), self._pause:
-            tensor = self._layout.on(compute(asked))
+            tensor = self.layout.on(compute(asked))
         self._version.refuse_past(tensor)
         return tensor

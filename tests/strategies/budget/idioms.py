@@ -295,6 +295,19 @@ BETWEEN: dict[str, tuple[Between, Parts]] = {
         lambda _, h: torch.cat([functional.silu(h.chunk(2, -1)[0]) * h.chunk(2, -1)[1]] * 2, -1),
         dict,
     ),
+    "a gated product": (
+        lambda b, h: functional.silu(b.gate(h)) * b.wide(h),
+        lambda: {"gate": linear(), "wide": linear()},
+    ),
+    "a product in place": (lambda _, h: h.cos().mul_(h.tanh()), dict),
+    "a product that broadcasts both": (
+        lambda _, h: h.exp().mean(-1, True) * h.tanh().mean(1, True) + h,
+        dict,
+    ),
+    "a product with a number of its own": (lambda _, h: h.exp() * h.tanh().sum(), dict),
+    "a product of two dtypes": (lambda _, h: h.exp() * h.tanh().bfloat16(), dict),
+    "a product with what nobody differentiates": (lambda _, h: h.exp() * h.detach().tanh(), dict),
+    "a product of products": (lambda _, h: h.exp() * h.tanh() * h.sin() * h.cos(), dict),
     "splits": (lambda _, h: torch.cat([part * part for part in h.split([3, 5, 8], -1)], -1), dict),
     "unbound": (lambda _, h: torch.stack([part.exp() for part in h.unbind(1)], 1), dict),
     "narrowed": (

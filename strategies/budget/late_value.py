@@ -1,0 +1,136 @@
+"""Saved values that are made again when they are read, and not when autograd asks for them.
+
+A node of autograd asks for all that it has saved before it computes anything. That of a product reads one
+factor for one gradient, and then the other for the other. It gets a `LateValue` for each, so that the first
+factor is gone when the second is made: a tensor without memory that becomes the value in the operator that
+reads it. Each costs some tens of microseconds, so only products get them whose factors are both large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from strategies.budget.memory_layout import MemoryLayout
+from strategies.estimate.operator_mode import OperatorMode
+
+_DETACH = torch.ops.aten.detach.default
+_PRODUCT = torch.ops.aten.mul.Tensor
+_mode_at = torch._C._get_dispatch_stack_at  # noqa: SLF001 (no public way)
+_FACTORS = 2
+_MOST_UNLIKE = 4
+"""Times that one factor may be as large as the other."""
+
+
+def are_read_late(func: Any, saved: Sequence[MemoryLayout]) -> bool:
+    """Say whether backward of an operator reads what autograd has saved of a block's own values one by one.
+
+    Args:
+        func: the operator.
+        saved: layouts of these values.
+    """
+    if func is not _PRODUCT or len(saved) != _FACTORS or not all(each.is_plain for each in saved):
+        return False
+    smaller, larger = sorted(each.size.numel() for each in saved)
+    return smaller * _MOST_UNLIKE >= larger
+
+
+def given(redeem: Callable[[], Tensor], layout: MemoryLayout, device: torch.device) -> Tensor:
+    """Return what becomes a saved value when it is read.
+
+    That is the value itself for a node that records what it does, for gradients of gradients, and where a
+    mode of others would not see what runs to make it.
+
+    Args:
+        redeem: returns the value, once.
+        layout: layout of the value.
+        device: device of the value.
+    """
+    if torch.is_grad_enabled() or not _is_seen_by_all():
+        return redeem()
+    return LateValue(_Ticket(redeem), layout, device)
+
+
+def _is_seen_by_all() -> bool:
+    """Say whether all modes step aside for wrappers; others would not see what runs to make a value."""
+    modes = (_mode_at(place) for place in range(torch._C._len_torch_dispatch_stack()))  # noqa: SLF001 (no public way)
+    return all(isinstance(mode, OperatorMode | FakeTensorMode) for mode in modes)
+
+
+class _Ticket:
+    """What late values of one saved value share: it is redeemed once."""
+
+    __slots__ = ("_redeem", "_value")
+
+    def __init__(self, redeem: Callable[[], Tensor]) -> None:
+        self._redeem = redeem
+        self._value: Tensor | None = None
+
+    def value(self, *, stays: bool) -> Tensor:
+        """Return the value, and keep it for other readers where it stays."""
+        value = self._redeem() if self._value is None else self._value
+        self._value = value if stays else None
+        return value
+
+
+class LateValue(Tensor):
+    """A tensor without memory; the operator that reads it gets what it stands for.
+
+    Args:
+        ticket: has the value.
+        layout: layout of the value.
+        device: device of the value.
+
+    Attributes:
+        ticket, like: what it was made of.
+    """
+
+    ticket: _Ticket
+    like: MemoryLayout
+
+    @staticmethod
+    def __new__(cls: type[Self], ticket: _Ticket, layout: MemoryLayout, device: torch.device) -> Self:
+        """Return a tensor that looks like the value."""
+        late: Self = Tensor._make_wrapper_subclass(  # noqa: SLF001 (its name)
+            cls, layout.size, strides=layout.stride, dtype=layout.dtype, device=device
+        )
+        late.ticket, late.like = ticket, layout
+        return late
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        """Say that it wraps no tensor: modes take it for a wrapper, and see what runs in its place."""
+        return [], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, context: Any, size: Any, stride: Any) -> Tensor:
+        """Refuse: nothing is known of the value."""
+        raise NotImplementedError
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch's stub has no func
+        cls,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run `func` on the values; that of a factor is gone with the product."""
+        if func is _DETACH:  # autograd takes so what it is given
+            return cls(args[0].ticket, args[0].like, args[0].device)
+
+        stays = func is not _PRODUCT
+        given_args = [_value(each, stays=stays) for each in args]
+        return func(*given_args, **{name: _value(each, stays=stays) for name, each in (kwargs or {}).items()})
+
+
+def _value(argument: Any, *, stays: bool) -> Any:
+    """Return an argument with values in place of what stands for them."""
+    if isinstance(argument, LateValue):
+        return argument.ticket.value(stays=stays)
+    if isinstance(argument, list | tuple):
+        return [_value(each, stays=stays) for each in argument]
+    return argument
