@@ -32,6 +32,24 @@ def sizes_of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     return *input_sizes(args, kwargs), *parameters
 
 
+def size_key(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return what `sizes_of` follows from; equal ones have equal sizes, and cost less to find."""
+    found: list[Any] = [(each.shape, each.dtype, each.device) for each in tensors_in((args, kwargs))]
+    _add_parameters(module, found)
+    return found
+
+
+def _add_parameters(module: nn.Module, found: list[Any]) -> None:
+    """Add names, identities and sizes: one parameter under two names is one, as long as it is the same."""
+    for name, each in module._parameters.items():  # noqa: SLF001 (a tenth of the time of named_parameters)
+        if each is not None:
+            found.append((name, id(each), each.shape, each.dtype, each.device))
+    for name, child in module._modules.items():  # noqa: SLF001
+        if child is not None:
+            found.append(name)
+            _add_parameters(child, found)
+
+
 def input_sizes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[TensorSize, ...]:
     """Return the sizes of the inputs of a call, in order."""
     return tuple(_size(f"{_INPUT}{n}", each) for n, each in enumerate(tensors_in((args, kwargs))))

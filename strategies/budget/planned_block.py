@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from strategies.base import Observation, StrategyError
 from strategies.budget.block_tape import Beyond, BlockTape, Fates
-from strategies.budget.call_sizes import OTHER_OPERATORS, difference, input_share, sizes_of
+from strategies.budget.call_sizes import OTHER_OPERATORS, difference, input_share, size_key, sizes_of
 from strategies.budget.group_tape import Group
 from strategies.budget.plan import BlockPlan
 from strategies.estimate.tensors import tensors_in
@@ -43,6 +43,7 @@ class PlannedBlock:
     is_for_training: bool = False
     group: Group | None = None
     _fates: Fates = field(init=False)
+    _planned_key: list[Any] | None = None
     _has_warned: bool = False
 
     def __post_init__(self) -> None:
@@ -91,8 +92,12 @@ class PlannedBlock:
     def _beyond(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Beyond:
         """Return what becomes of operators that were not planned; refuse larger inputs, other parameters."""
         planned = self.plan.sizes
-        found = sizes_of(module, args, kwargs) if planned else planned
+        key = size_key(module, args, kwargs) if planned else None
+        if key == self._planned_key:
+            return Beyond.REFUSED
+        found = sizes_of(module, args, kwargs)
         if found == planned:
+            self._planned_key = key
             return Beyond.REFUSED
         unlike = difference(planned, found)
         if unlike is not None:

@@ -33,11 +33,12 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     """Yield every tensor of nested mappings, sequences and dataclasses, in order of appearance."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
     elif isinstance(value, (list, tuple)):
         for item in value:
+            if type(item) not in _ATOMS:  # what most arguments of operators are
+                yield from tensors_in(item)
+    elif isinstance(value, Mapping):
+        for item in value.values():
             yield from tensors_in(item)
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):

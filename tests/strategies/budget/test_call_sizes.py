@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from strategies.budget.call_sizes import difference, input_share, sizes_of
+from strategies.budget.call_sizes import difference, input_share, size_key, sizes_of
 
 ROWS = torch.ones(32, 8)
 DIFFERENT = {
@@ -32,6 +34,40 @@ DIFFERENT = {
         "made without input 2 of (2,) bool on cpu",
     ),
 }
+
+
+def renamed(module: nn.Sequential) -> None:
+    module.add_module("last", module.pop(1))
+
+
+def tied(module: nn.Sequential) -> None:
+    module[1].weight = module[0].weight
+
+
+def doubled(module: nn.Sequential) -> None:
+    module[0].double()
+
+
+def without_bias(module: nn.Sequential) -> None:
+    module[1].bias = None
+
+
+def with_another_weight(module: nn.Sequential) -> None:
+    module[0].weight = nn.Parameter(torch.ones(3, 8))
+
+
+CHANGED = (renamed, tied, doubled, without_bias, with_another_weight)
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_a_module_of_other_sizes_has_another_key(change: Callable[[nn.Sequential], None]) -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    sizes, key = sizes_of(module, (ROWS,), {}), size_key(module, (ROWS,), {})
+    assert size_key(module, (torch.zeros(32, 8),), {}) == key
+    assert size_key(module, (ROWS[:3],), {}) != key
+    change(module)
+    assert sizes_of(module, (ROWS,), {}) != sizes
+    assert size_key(module, (ROWS,), {}) != key
 
 
 def test_a_model_that_was_made_float64_is_as_it_was_planned() -> None:
