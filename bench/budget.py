@@ -7,6 +7,8 @@ Then the smallest peak that a plan reaches is run beside `ac=full`: of blocks al
 that it likes, and with loops over chunks (`chunk=budget`), too. Measured peak, and CPU time of a step as a
 ratio to that of `ac=full`, A B B A.
 
+`--plan-only` leaves that out, for models that do not fit here.
+
 With a compiler the compiled executor plans, on the joint graphs of a step that it runs; `ac=full` is compiled
 too.
 
@@ -180,6 +182,7 @@ def main() -> int:
     planned: list[Planned] = []
     smallest: list[Smallest] = []
     for model in arguments.models:
+        torch.compiler.reset()
         (experiment,) = experiments([[f"model={model}", "ac=none", *arguments.overrides]])
         start = time.perf_counter()
         graph, of_executor = _captured(experiment, arguments.compiler)
@@ -196,15 +199,13 @@ def main() -> int:
             )
         )
         planned += _planned(model, planner, arguments.shares)
-        planners: dict[str, Planner | ChunkedPlanner] = {"budget": planner}
-        if arguments.compiler == "none":
-            ways = [(None, graph), *in_chunks(experiment)]
-            planners["budget, host"] = Planner(graph, host_bytes=plain)
-            planners["budget, chunks"] = _chunked(ways, 0)
-            planners["budget, host, chunks"] = _chunked(ways, plain)
-        plans = {name: of_executor(each.plan(each.minimum_feasible_bytes)) for name, each in planners.items()}
-        overrides = (*arguments.overrides, f"compile={arguments.compiler}")
-        smallest += _smallest(model, overrides, plans, arguments.pairs)
+        if not arguments.plan_only:
+            plans = {
+                name: of_executor(each.plan(each.minimum_feasible_bytes))
+                for name, each in _planners(experiment, planner, graph, arguments.compiler).items()
+            }
+            overrides = (*arguments.overrides, f"compile={arguments.compiler}")
+            smallest += _smallest(model, overrides, plans, arguments.pairs)
     tables = (
         table_of(planned, _COLUMNS, title=_title(prepared)),
         table_of(smallest, _SMALLEST_COLUMNS, title="The smallest peak, beside ac=full"),
@@ -224,6 +225,22 @@ def main() -> int:
         },
     )
     return int(any(map(_is_broken, planned)) or any(each.is_predicted is False for each in smallest))
+
+
+def _planners(
+    experiment: Experiment, planner: Planner, graph: StepGraph, compiler: str
+) -> dict[str, Planner | ChunkedPlanner]:
+    """Return what plans the smallest peaks: of blocks alone, and where nothing is compiled of all else."""
+    if compiler != "none":
+        return {"budget": planner}
+    ways = [(None, graph), *in_chunks(experiment)]
+    plain = planner.plain_peak_bytes
+    return {
+        "budget": planner,
+        "budget, host": Planner(graph, host_bytes=plain),
+        "budget, chunks": _chunked(ways, 0),
+        "budget, host, chunks": _chunked(ways, plain),
+    }
 
 
 def _chunked(ways: Sequence[tuple[Mapping[str, Any] | None, StepGraph]], host_bytes: int) -> ChunkedPlanner:
@@ -266,6 +283,7 @@ def _arguments() -> argparse.Namespace:
     made.add_argument("--overrides", nargs="*", default=OVERRIDES, help="of all models")
     made.add_argument("--shares", nargs="+", type=float, default=SHARES, help="budgets of the no-AC peak")
     made.add_argument("--compiler", choices=("none", "aot_eager"), default="none", help="of the blocks")
+    made.add_argument("--plan-only", action="store_true", help="run nothing, for models that do not fit here")
     made.add_argument("--pairs", type=int, default=12, help="of steps that are timed")
     return made.parse_args()
 

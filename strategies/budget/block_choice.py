@@ -18,7 +18,11 @@ import numpy.typing as npt
 from strategies.budget.block_options import Option
 from strategies.budget.group_options import GroupOption
 
-_MOST_STATES = 1500
+_MOST_STATES = 1000
+_CORNERS = 96
+_HULL_ROUNDS = 2
+"""States that the search for the convex hull begins with, and its rounds."""
+
 _HOST_STEPS = 16
 _PLACES = 4096
 """Intervals of bytes in which states are compared before they are sorted."""
@@ -282,8 +286,40 @@ def _undominated(
     chosen: npt.NDArray[np.intp] = order[is_better]
     if len(chosen) <= most:
         return chosen
-    spread = np.linspace(0, len(chosen) - 1, most).astype(np.intp)
-    return np.asarray(chosen[spread])
+    return chosen[_some(left[chosen].astype(np.float64), cost[chosen].astype(np.float64), most)]
+
+
+def _some(left: npt.NDArray[np.float64], cost: npt.NDArray[np.float64], most: int) -> npt.NDArray[np.intp]:
+    """Return the numbers of some of many states that come with more bytes and less cost.
+
+    Half of them are spread evenly. Those alone would lose a little with each block, and more the more blocks
+    there are. The other half are the nearest to the convex hull: the best choice for many equal blocks mixes
+    two options, and stays there.
+    """
+    spread = np.linspace(0, len(left) - 1, most - most // 2).astype(np.intp)
+    corners = np.linspace(0, len(left) - 1, _CORNERS).astype(np.intp)
+    for _ in range(_HULL_ROUNDS):
+        corners = corners[_hull(left[corners], cost[corners])]
+        prices = -np.diff(cost[corners]) / np.diff(left[corners])  # of a byte, along each edge
+        totals = cost[None, :] + prices[:, None] * left[None, :]
+        corners = np.unique(np.concatenate([corners, totals.argmin(axis=1)]))
+    each = max(most // 2 // len(totals), 1)
+    near = np.argpartition(totals, each, axis=1)[:, :each]
+    return np.unique(np.concatenate([spread, corners, near.ravel()]))
+
+
+def _hull(left: npt.NDArray[np.float64], cost: npt.NDArray[np.float64]) -> list[int]:
+    """Return the numbers of the points on the lower convex hull, of points in the order of `left`."""
+    found: list[int] = []
+    for number in range(len(left)):
+        while len(found) > 1:
+            a, b = found[-2:]
+            turn = (left[b] - left[a]) * (cost[number] - cost[a])
+            if turn > (cost[b] - cost[a]) * (left[number] - left[a]):
+                break
+            found.pop()
+        found.append(number)
+    return found
 
 
 def _promising(

@@ -23,8 +23,9 @@ Take one operator b, and in any schedule the moment at which it runs for the fir
    of bytes times `there`.
 
 A schedule gives each unknown the value 0 or 1. The least cost with values between is no more: the bound is
-the largest over several b. At that b the least cost with whole values is sought too, and what branch and
-bound has proven of it counts. What exists several times, or was made again before b, is counted once.
+the largest over several b. In small steps the least cost with whole values is sought at that b, too, and
+what branch and bound has proven of it counts. What exists several times, or was made again before b, is
+counted once.
 
 Source: HiGHS (Huangfu and Hall, 2018) solves both programmes.
 """
@@ -42,8 +43,11 @@ from strategies.estimate.scipy_modules import scipy
 
 _TRIED = 6
 _CONSIDERED = 32
-_NODES = 500
+_NODES = 100
 """Most nodes of branch and bound: a number of seconds would give another bound each time."""
+
+_MOST_WHOLE = 1200
+"""Most unknowns of a programme with whole values: in larger ones they change nothing that one would see."""
 
 _MARGIN = 1e-7
 """Share by which a bound is lowered, because the solver computes with floating point numbers."""
@@ -150,7 +154,8 @@ class LowerBound:
         Args:
             mark: the mark.
             budget_bytes: most bytes there.
-            is_whole: whether a storage is there or not, and a maker runs or not; else both may be in part.
+            is_whole: whether a storage is there or not, and a maker runs or not; else both may be in part. 0
+                where the step is too large for that.
         """
         storages = self._relevant(mark.wanted)
         if not storages:
@@ -169,6 +174,8 @@ class LowerBound:
                 rows.append(((column[read], 1.0), (run, 1.0), (again[number], -1.0)))
                 least.append(0.0)
         size = len(storages) + len(makers)
+        if is_whole and size > _MOST_WHOLE:
+            return 0.0
         costs = np.zeros(size)
         costs[len(storages) :] = [maker.cost for maker in makers.values()]
         room = budget_bytes - self._graph.fixed_bytes - self._bytes_of(mark.own.difference(storages))
