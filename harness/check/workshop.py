@@ -20,13 +20,13 @@ from harness.errors import ConfigError
 from harness.measure.parity.compare import Accepted
 from harness.measure.parity.snapshot import Snapshot, steps
 from harness.measure.probes.micro_batches import MicroBatched, joined
-from harness.measure.probes.outer_state import OuterState
 from harness.measure.rng import seeded
 from harness.measure.step import runnable_step, write_plan
 from harness.models.base import Batch
 from harness.models.parts.containers import is_container
 from harness.models.parts.given_inputs import by_position
 from strategies import Observation, PlansFromStep, Strategy
+from strategies.estimate.outer_state import OuterState
 
 _MAKING = -1
 """Stands for the step in the seed of what is drawn while a model is made."""

@@ -103,7 +103,7 @@ class Fates:
             {each.operator: each.name for each in (*plan.keep, *plan.offload, *plan.recompute, *plan.again)},
             frozenset(map(_address, (*plan.keep, *plan.offload))),
             frozenset(map(_address, plan.offload)),
-            frozenset(map(_address, plan.again)),
+            frozenset(map(_address, plan.again)).difference(map(_address, (*plan.keep, *plan.offload))),
         )
 
     def until(self, count: int) -> Fates:

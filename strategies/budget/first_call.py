@@ -19,6 +19,7 @@ from strategies.budget import carrying_out
 from strategies.budget.call_sizes import difference, input_sizes
 from strategies.budget.plan import Plan, TensorSize
 from strategies.regions.blocks import Chunked, plain_named_modules
+from strategies.regions.rewind import python_state_kept
 from strategies.tracing.following import as_with_data
 from strategies.tracing.module_state import restored_generators
 from strategies.tracing.shadow import Shadow, device_of, shadowed
@@ -75,7 +76,7 @@ class PlansAtFirstCall:
                 return plan
         _refuse_tensor_parallel(module)
         _refuse_chunked(module)
-        with _named_errors(), _own_gradients_stay(module):
+        with _named_errors(), _own_gradients_stay(module), python_state_kept(module, remedy=_REMEDY):
             made = self.budget.plan(shadow_step(module, args, kwargs))
         self._plans.append((found, made))
         return made

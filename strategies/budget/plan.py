@@ -36,6 +36,7 @@ How an executor carries out a plan, which is what the predicted bytes count on:
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import groupby
@@ -47,6 +48,7 @@ from strategies.base import StrategyError
 _WORDS = {"again": "recompute for each reader"}
 FORMAT = "acbench budget plan 6"
 _INPUT = -1
+_FATES = ("keep", "offload", "recompute", "again")
 
 
 class Value(NamedTuple):
@@ -243,7 +245,8 @@ class Plan:
         """Return the plan that `to_dict` gave.
 
         Raises:
-            StrategyError: it is none of this version, or was changed to a budget that it does not keep.
+            StrategyError: it is none of this version, contradicts itself, or was changed to a budget that it
+                does not keep.
         """
         problem = f"holds no plan of this version, {FORMAT!r}; make it again"
         if held.get("format") != FORMAT:
@@ -251,8 +254,11 @@ class Plan:
         try:
             values = {field.name: held[field.name] for field in fields(cls)}
             plan = cls(**{**values, "blocks": tuple(map(_block, values["blocks"]))})
-        except (KeyError, TypeError):
+            unsound = next(_unsound(plan), None)
+        except (KeyError, TypeError, ValueError):
             raise StrategyError("ac.plan_file", problem) from None
+        if unsound is not None:
+            raise StrategyError("ac.plan_file", f"{unsound}; plans are not made by hand: make it again")
         if plan.predicted_peak_bytes > plan.budget_bytes:
             needed = f"was made for a peak of {plan.predicted_peak_bytes} bytes"
             raise StrategyError(
@@ -312,14 +318,54 @@ def _loop_words(region: Mapping[str, Any]) -> str:
 def _described(fqns: Sequence[str], block: BlockPlan) -> str:
     """Return the decisions for blocks in a row that have the same."""
     lines = [f"{_named(fqns)}: {block.why}"]
-    for verb in ("keep", "offload", "recompute", "again"):
+    for verb in _FATES:
         listed = ", ".join(map(str, getattr(block, verb)))
         lines += [f"    {_WORDS.get(verb, verb)}: {listed}"] if listed else []
     return "\n".join(lines)
 
 
 def _block(held: Mapping[str, Any]) -> BlockPlan:
-    lists = ("keep", "offload", "recompute", "again")
     sizes = tuple(TensorSize(name, tuple(shape), kind) for name, shape, kind in held["sizes"])
-    values = {name: tuple(Value(*each) for each in held[name]) for name in lists}
+    values = {name: tuple(Value(*each) for each in held[name]) for name in _FATES}
     return BlockPlan(**{**held, **values, "sizes": sizes})
+
+
+def _unsound(plan: Plan) -> Iterator[str]:
+    """Yield what a planner would not write."""
+    for field in fields(plan):
+        value = getattr(plan, field.name)
+        if field.type == "int" and not _is_count(value):
+            yield f"{field.name} is {value!r}, and must be a whole number from 0 up"
+    if not plan.blocks:
+        yield "it plans for no block"
+    fqns = Counter(block.fqn for block in plan.blocks)
+    yield from (f"it plans for {fqn!r} more than once" for fqn, count in fqns.items() if count > 1)
+    for block in plan.blocks:
+        if block.group and block.group not in fqns:
+            yield f"the group of {block.fqn!r} begins with {block.group!r}, which it does not plan for"
+        if block.offload and not plan.host_budget_bytes:
+            yield f"{block.fqn!r} offloads, and host_budget_bytes is 0"
+        yield from (f"{block.fqn!r}: {problem}" for problem in _unsound_block(block))
+
+
+def _unsound_block(block: BlockPlan) -> Iterator[str]:
+    if type(block.plain) is not bool or not _is_count(block.operators):
+        yield "plain is true or false, and operators a whole number"
+    fates: dict[Value, str] = {}
+    for fate in _FATES:
+        for value in getattr(block, fate):
+            if not _is_of_block(value, block):
+                yield f"{fate} names {value}, and forward has {block.operators} operators"
+            if value.is_input and fate != "offload":
+                yield f"{fate} names {value}, and inputs can be offloaded alone"
+            if fates.setdefault(value, fate) not in {fate, "recompute"}:
+                yield f"{value} is in {fates[value]} and in {fate}"
+
+
+def _is_of_block(value: Value, block: BlockPlan) -> bool:
+    is_known = _is_count(value.result) and type(value.operator) is int
+    return is_known and _INPUT <= value.operator < max(block.operators, 1)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0

@@ -206,6 +206,7 @@ class TapedOperator:
         args, kwargs = (_repeated(each, stand_ins) for each in (self._args, self._kwargs))
         copy = TapedOperator(self.number, self.name, self._function, args, kwargs)
         copy.is_with_grad, copy.is_collective = self.is_with_grad, self.is_collective
+        copy.stash = self.stash
         for result, content in contents:
             made = stand_ins.get(content) if content.is_fleeting else content
             if made is not None and made.maker in {None, self} and made.memory is None:

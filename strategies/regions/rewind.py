@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
+from io import IOBase
 from itertools import chain
 from operator import is_
 from types import BuiltinFunctionType, FunctionType, ModuleType, TracebackType
@@ -29,6 +30,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.fsdp import FlatParameter
 
+from strategies.base import StrategyError
 from strategies.estimate.anatomy import (
     CONSTANTS,
     DEEPEST,
@@ -38,6 +40,7 @@ from strategies.estimate.anatomy import (
     kind_of,
     put_attributes,
 )
+from strategies.estimate.outer_state import OuterState
 from strategies.regions.blocks import plain_class
 from strategies.regions.number_generators import DrawnState, NumberGenerators
 from strategies.regions.versions import Version, version_of
@@ -313,6 +316,39 @@ class _Around(AbstractContextManager[None]):
         self._entered.__exit__(kind, error, trace)
 
 
+@contextmanager
+def python_state_kept(model: nn.Module, *, remedy: str) -> Iterator[None]:
+    """Put back what a copy of `model` without memory may change: what both hold beside tensors.
+
+    That are objects among the attributes of modules; attributes of their classes, and globals that methods
+    name; the generators of Python and NumPy; and context variables.
+
+    Args:
+        model: the model.
+        remedy: what to do where that is impossible.
+
+    Raises:
+        StrategyError: a module holds an iterator, which nobody can put back.
+    """
+    keeper = _Keeper(Rewind(), has_tensors=False)
+    for number, part in enumerate(all_modules(model)):
+        if not _is_of_units(plain_class(part)):
+            keeper.module(part, number)
+    if keeper.iterator is not None:
+        problem = f"a module holds the iterator {keeper.iterator!r}, which a first call would use up to plan"
+        raise StrategyError("ac", f"{problem}; {remedy}")
+    outer, state = OuterState(model), _State(keeper.kept, keeper.large, NumberGenerators().states())
+    variables = copy_context()
+    try:
+        yield
+    finally:
+        state.put()
+        outer.put_back()
+        for variable, value in variables.items():
+            if variable.get() is not value:
+                variable.set(value)
+
+
 @dataclass(frozen=True, slots=True)
 class _State:
     """The state of a region's modules and of the generators at one moment.
@@ -359,8 +395,10 @@ class _State:
 class _Keeper:
     """Keeps values, each container and each tensor for itself, as each is changed for itself."""
 
-    def __init__(self, rewind: Rewind) -> None:
+    def __init__(self, rewind: Rewind, *, has_tensors: bool = True) -> None:
         self.kept: list[Kept] = []
+        self.iterator: str | None = None
+        self._has_tensors = has_tensors
         self.large: dict[Place, _Copied | _Watched] = {}
         self._rewind = rewind
         self._seen: set[int] = set()
@@ -383,7 +421,10 @@ class _Keeper:
             return
         self._seen.add(id(value))
         if isinstance(value, Tensor):
-            self._tensor(value, place)
+            if self._has_tensors:
+                self._tensor(value, place)
+        elif isinstance(value, Iterator) and not isinstance(value, IOBase):
+            self.iterator = place[1]
         elif depth > 0 and not isinstance(value, _OPAQUE) and not _is_foreign(value):
             self._container(value, place, depth - 1)
 

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from harness.measure.parity.checksum import checksum
 from harness.measure.parity.module_state import hooks_of
-from harness.measure.probes.outer_state import places_of
 from harness.measure.rng import seeded
 from harness.measure.trainee import Trainee
 from strategies.estimate.anatomy import CONSTANTS, attributes, is_closed, kind_of
+from strategies.estimate.outer_state import places_of
 from strategies.estimate.tensors import tensors_held_by
 
 _OWN = frozenset(vars(nn.Module())) - {"training"}

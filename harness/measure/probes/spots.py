@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from harness.measure.parity.module_state import hooks_of
-from harness.measure.probes.outer_state import Place, places_of
 from strategies.estimate.anatomy import attributes, is_closed, kind_of
+from strategies.estimate.outer_state import Place, places_of
 
 KINDS = ("context", "generator", "global", "mode", "word", "flag", "buffer", "number", "size")
 """Kinds of state, that which training code is likelier to change before. `size` is every integer."""

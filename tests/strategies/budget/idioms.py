@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
 import math
+import random
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -701,3 +705,55 @@ WITHOUT_DATA: dict[str, tuple[Callable[[], Model], str]] = {
 def doubling(module: nn.Module) -> nn.Module:
     module.register_forward_hook(lambda *given: given[-1] * 2)
     return module
+
+
+class Counter:
+    """Counts."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def next(self) -> int:
+        """Return the next number."""
+        self.count += 1
+        return self.count
+
+
+def counted() -> tuple[Any, Between]:
+    state = Counter()
+    return state, lambda block, h: h / block.state.next()
+
+
+def grown() -> tuple[Any, Between]:
+    state = bytearray(b"a")
+    return state, lambda block, h: (block.state.extend(b"a"), h / len(block.state))[1]
+
+
+def tallied() -> tuple[Any, Between]:
+    state = collections.Counter[str]()
+    return state, lambda block, h: (block.state.update(["call"]), h / block.state["call"])[1]
+
+
+def added_up() -> tuple[Any, Between]:
+    state = np.ones(1)
+    return state, lambda block, h: (block.state.__iadd__(1), h / float(block.state[0]))[1]
+
+
+STATES: dict[str, Callable[[], tuple[Any, Between]]] = {
+    "an object of one's own": counted,
+    "one in a list": lambda: ([Counter()], lambda block, h: h / block.state[0].next()),
+    "bytes that grow": grown,
+    "a tally": tallied,
+    "an array in place": added_up,
+    "a generator of Python": lambda: (random.Random(0), lambda block, h: h * block.state.random()),
+    "a generator of NumPy": lambda: (np.random.default_rng(0), lambda block, h: h * block.state.random()),
+    "an older one of NumPy": lambda: (np.random.RandomState(0), lambda block, h: h * block.state.rand()),
+}
+ITERATORS: dict[str, Callable[[], Any]] = {
+    "a count": lambda: itertools.count(1),
+    "a cycle": lambda: itertools.cycle([1, 2, 3]),
+    "a generator": lambda: (1 + number for number in range(9)),
+    "an iterator of a list": lambda: iter([1, 2, 3]),
+}

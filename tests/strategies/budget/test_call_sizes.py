@@ -49,7 +49,7 @@ def doubled(module: nn.Sequential) -> None:
 
 
 def without_bias(module: nn.Sequential) -> None:
-    module[1].bias = None
+    module[1].register_parameter("bias", None)
 
 
 def with_another_weight(module: nn.Sequential) -> None:

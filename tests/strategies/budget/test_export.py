@@ -101,7 +101,8 @@ def forward_by_hand(**fields: Any) -> dict[str, BlockForward]:
 
 def plan_by_hand(*blocks: BlockPlan) -> Plan:
     plan, _ = planned(1.0)
-    return Plan.from_dict({**plan.to_dict(), "blocks": [tuple_free(block) for block in blocks]})
+    held = {**plan.to_dict(), "host_budget_bytes": 1}
+    return Plan.from_dict({**held, "blocks": [tuple_free(block) for block in blocks]})
 
 
 def tuple_free(block: BlockPlan) -> dict[str, Any]:

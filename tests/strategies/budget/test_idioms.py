@@ -20,9 +20,11 @@ from strategies.budget.planning import Planner
 from tests.strategies.budget.idioms import (
     BETWEEN,
     IN_PLACE,
+    ITERATORS,
     MODELS,
     REFUSED,
     ROWS,
+    STATES,
     TOKENS,
     WIDTH,
     WITHOUT_DATA,
@@ -165,3 +167,24 @@ def test_what_needs_data_is_refused_at_a_first_call_and_planned_from_a_step(
     with pytest.raises(StrategyError, match=re.escape(words)):
         Budget(fraction=0.95, layers_fqn="layers").apply(make())(rows())
     examine_plans(make, rows())
+
+
+@pytest.mark.parametrize("made", STATES.values(), ids=STATES)
+def test_a_first_call_leaves_the_state_of_python_as_it_was(made: Callable[[], tuple[Any, Between]]) -> None:
+    def make() -> Model:
+        state, between = made()
+        model = of(between)()
+        for block in model.layers:
+            block.state = state
+        return model
+
+    examine_first_call(make, rows())
+
+
+@pytest.mark.parametrize("made", ITERATORS.values(), ids=ITERATORS)
+def test_a_first_call_refuses_what_it_would_use_up(made: Callable[[], Any]) -> None:
+    model = of(lambda block, h: h / next(block.state))()
+    for block in model.layers:
+        block.state = made()
+    with pytest.raises(StrategyError, match=r"holds the iterator 'state', which .* Budget\.write_plan"):
+        Budget(fraction=0.95, layers_fqn="layers").apply(model)(rows())

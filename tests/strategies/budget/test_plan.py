@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,43 @@ def test_what_is_no_plan_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "plan.json").write_text(text, encoding="utf-8")
     with pytest.raises(StrategyError, match=r"^ac\.plan_file: holds no plan of this version"):
         Plan.load(tmp_path / "plan.json")
+
+
+def changed(block: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    """Return the plan with other fields, and other ones of its first block."""
+    held = PLAN.to_dict()
+    first, *others = held["blocks"]
+    return {**held, "blocks": [{**first, **(block or {})}, *others], **fields}
+
+
+CONTRADICTORY: dict[str, tuple[dict[str, Any], str]] = {
+    "a budget in words": (changed(budget_bytes="many"), "budget_bytes is 'many'"),
+    "a budget that is no number": (changed(budget_bytes=float("nan")), "budget_bytes is nan"),
+    "fewer bytes than none": (changed(host_budget_bytes=-1), "host_budget_bytes is -1"),
+    "no block": (changed(blocks=[]), "it plans for no block"),
+    "a block twice": (changed(blocks=[PLAN.to_dict()["blocks"][0]] * 2), "'layers.0' more than once"),
+    "a group of nobody": (changed({"group": "layers.7"}), "begins with 'layers.7'"),
+    "nowhere to wait": (changed(host_budget_bytes=0), "'layers.0' offloads, and host_budget_bytes is 0"),
+    "plain in words": (changed({"plain": "yes"}), "plain is true or false"),
+    "an operator that is not there": (changed({"recompute": [[9, 0, "a"]]}), "recompute names a.0 (9)"),
+    "an operator before the first": (changed({"offload": [[-2, 0, "a"]]}), "offload names a.0 (-2)"),
+    "half an operator": (changed({"keep": [[1.5, 0, "a"]]}), "keep names a.0 (1.5)"),
+    "a result before the first": (changed({"keep": [[1, -1, "a"]]}), "keep names a.-1 (1)"),
+    "an input that is kept": (changed({"keep": [[-1, 0, "input"]]}), "inputs can be offloaded alone"),
+    "two fates": (changed({"recompute": [[3, 0, "aten.addmm.default"]]}), "(3) is in keep and in recompute"),
+    "kept and made anew": (changed({"again": [[3, 0, "aten.addmm.default"]]}), "(3) is in keep and in again"),
+}
+
+
+@pytest.mark.parametrize(("held", "words"), CONTRADICTORY.values(), ids=CONTRADICTORY)
+def test_what_no_planner_writes_is_refused(held: dict[str, Any], words: str) -> None:
+    with pytest.raises(StrategyError, match=re.escape(words)):
+        Plan.from_dict(held)
+
+
+def test_a_value_that_is_recomputed_may_be_made_anew_for_each_reader() -> None:
+    (value,) = _BLOCK.recompute
+    assert Plan.from_dict(changed({"again": [list(value)]})).blocks[0].again == (value,)
 
 
 def test_a_plan_says_what_waits_on_the_host() -> None:

@@ -263,6 +263,21 @@ def test_gradients_are_equal_where_only_what_is_written_to_is_kept(between: Any,
     assert all(map(torch.equal, trained(plain, x), trained(block, x)))
 
 
+@pytest.mark.parametrize("name", ["aten.bernoulli.p", "aten.rand_like.default"])
+def test_random_values_are_the_same_for_each_reader(name: str) -> None:
+    def between(_: Body, x: Tensor) -> Tensor:
+        noise = torch.bernoulli(x.detach(), p=0.5) if "bernoulli" in name else torch.rand_like(x)
+        return (x * noise).sin() * noise
+
+    x = torch.randn(6, WIDTH)
+    plain, block = made_block(between), made_block(between)
+    made = planned(made_block(between), x, 0.0)
+    again = tuple(value for value in made.values if value.name == name)
+    assert again
+    enclose(block, BlockPlan(fqn="body", recompute=again, again=again, operators=made.operators))
+    assert all(map(torch.equal, trained(plain, x), trained(block, x)))
+
+
 def changes_noise(block: Any, x: Tensor) -> None:
     outputs = block(x)
     block.noise.mul_(0)
