@@ -27,6 +27,7 @@ from harness.models.parts.containers import is_container
 from harness.models.parts.given_inputs import by_position
 from strategies import Observation, PlansFromStep, Strategy
 from strategies.estimate.outer_state import OuterState
+from strategies.estimate.tensors import tensors_in
 
 _MAKING = -1
 """Stands for the step in the seed of what is drawn while a model is made."""
@@ -141,15 +142,16 @@ class Workshop:
     def write_plan(self, variant: PlansFromStep, file: Path) -> None:
         """Let `variant` plan for a step, and write its plan on rank 0.
 
-        The step is the plain model's, on all micro-batches. Probes begin with smaller inputs, so that a plan
-        for the first call would be one for these. All ranks take the step.
+        The step is the plain model's, on the largest micro-batch: each has its own backward, and a plan takes
+        smaller ones. Probes begin with smaller inputs, so that a plan for the first call would be one for
+        these. All ranks take the step.
 
         Raises:
             PassError: the plain model raised.
             StrategyError: there is no plan, on rank 0.
         """
         trainee = self.trainee(is_variant=False)
-        step = runnable_step(trainee, joined(self.batches).to(self.device))
+        step = runnable_step(trainee, joined([max(self.batches, key=_elements)]).to(self.device))
         with step.around():
             step.run()  # makes optimizer state
         write_plan(variant, [step], file)
@@ -276,6 +278,10 @@ def _blocks(model: nn.Module) -> dict[str, nn.Module]:
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_parameters()
     yield from model.named_buffers()
+
+
+def _elements(batch: Batch) -> int:
+    return sum(each.numel() for each in tensors_in((batch.inputs, batch.keywords)))
 
 
 def _first_unlike(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str | None:

@@ -30,6 +30,7 @@ from strategies.regions.saved_tensors import Packed, kept, local_of
 from strategies.regions.versions import PLAIN, Version, version_of
 
 _DETACH = torch.ops.aten.detach.default
+_CAST = "aten._to_copy.default"
 
 Address: TypeAlias = tuple[int, int]
 """Operator that makes a storage, and number of the result."""
@@ -269,7 +270,9 @@ class BlockTape(OperatorMode):
         """
         planned = self._fates.names.get(self._count)
         if planned is not None and planned != facts.name:
-            self._leave_plan(f"operator {self._count} is {facts.name} and was {planned}")
+            self._leave_plan(
+                f"operator {self._count} is {facts.name} and was {planned}{_of_autocast(planned)}"
+            )
         if facts.moves_memory:
             problem = "moves memory between tensors, which no plan follows"
             raise StrategyError("ac", f"{facts.name} in {self._fates.plan.fqn!r} {problem}")
@@ -450,6 +453,14 @@ def _aliases(values: Any) -> Any:
 
 def _itself(values: Any) -> Any:
     return values
+
+
+def _of_autocast(planned: str) -> str:
+    """Return why a cast of a weight may be missing."""
+    if planned != _CAST or not torch.is_autocast_cache_enabled():
+        return ""
+    remedy = "use a scope for each, or cache_enabled=False"
+    return f"; autocast casts a weight once for all forwards of its scope: {remedy}"
 
 
 def identity_of(dense: Tensor) -> int:

@@ -169,7 +169,10 @@ class LiveStorages(OperatorMode):
 
     def _on_freed(self, key: int, _: weakref.ref[torch.UntypedStorage]) -> None:
         number, _ = self._live.pop(key)
-        self._resize(number, 0)
+        if isinstance(
+            self.ledger.lives[number].nbytes, int
+        ):  # a size that depends on data is refused elsewhere
+            self._resize(number, 0)
 
     def _resize(self, number: int, nbytes: int) -> None:
         self.ledger.resize(number, nbytes, phase=self._position.phase, module=self._position.module)

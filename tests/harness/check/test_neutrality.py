@@ -202,6 +202,12 @@ def test_a_variant_that_plans_takes_the_larger_of_two_micro_batches_last(variant
     assert (found.verdict, found.first) == ("neutral", None)
 
 
+@pytest.mark.parametrize("variant", PLANNING.values(), ids=PLANNING)
+def test_a_plan_for_the_largest_micro_batch_takes_all(variant: Any) -> None:
+    found = assert_neutral(Stack, [batch(64), batch(256), batch(128)], variant, steps=1)
+    assert (found.verdict, found.first) == ("neutral", None)
+
+
 def test_a_budget_that_no_plan_keeps_is_refused() -> None:
     with pytest.raises(StrategyError, match=r"^ac.budget_gib: no plan keeps 10 bytes; the smallest"):
         assert_neutral(Stack, batch(), Budget(layers_fqn="layers", budget_gib=1e-8))
