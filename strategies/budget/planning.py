@@ -399,9 +399,9 @@ def grouped_plan(
         kept_bytes=0,
         extra_flops=share.effect.flops,
         why=(
-            f"in the group of {group[0]} to {group[1]}, {_input_of(call, share, group)}; forward runs again "
-            f"as one, {len(share.again)} of {len(program.units)} operators here, then {len(share.runs)} for "
-            f"{len(again)} of {len(program.saved)} saved values"
+            f"in the group of {group[0]} to {group[1]}, {_input_of(call, share, group)}; the second forward of "
+            f"the group runs {len(share.again)} of {len(program.units)} operators of this block, and its "
+            f"backward {len(share.runs)} for {len(again)} of {len(program.saved)} saved values"
         ),
     )
 

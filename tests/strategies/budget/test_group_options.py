@@ -59,8 +59,8 @@ def test_a_plan_says_which_blocks_are_in_which_group_and_why() -> None:
     first, second = [block for block in plan.blocks if block.group][:2]
     text = plan.describe()
     assert f"\n{first.fqn}: in the group of {first.group} to layers." in text
-    assert "which holds this input alone; forward runs again as one, " in first.why
-    assert f"which makes this input of {X.nbytes} bytes again; forward runs again as one, " in second.why
+    assert "which holds this input alone; the second forward of the group runs " in first.why
+    assert f"which makes this input of {X.nbytes} bytes again; the second forward of the group runs " in second.why
 
 
 class Ending(GatedBlock):
