@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from strategies.base import StrategyError
 from strategies.budget.drawn_numbers import DrawWatch, stash_of
-from strategies.budget.late_value import are_read_late, given
+from strategies.budget.late_value import FACTORS, are_read_late, given
 from strategies.budget.memory_layout import MemoryLayout, copied, dense_of
 from strategies.budget.operator_facts import OperatorFacts, facts_of, fake_mode, is_numbered
 from strategies.budget.plan import BlockPlan, Value, input_value
@@ -159,7 +159,7 @@ class BlockTape(OperatorMode):
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` and note it."""
-        if self._saved:
+        if self._saved and not self._pause.is_on:
             self._note_late(func)
         if self._pause.is_on or not is_numbered(func, self._fakes):
             result = func(*args, **kwargs)
@@ -213,7 +213,7 @@ class BlockTape(OperatorMode):
 
     def _note_late(self, func: Any) -> None:
         """Note which of what autograd has just saved for the operator that runs now backward reads late."""
-        saved, self._saved = self._saved, []
+        saved, self._saved = self._saved[-FACTORS:], []  # before them stands what the last operator has made
         if are_read_late(func, [ticket.layout for ticket, _ in saved]):
             for ticket, device in saved:
                 ticket.late_on = device

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from strategies.base import Observation, StrategyError
 from strategies.budget.call_sizes import sizes_of
 from strategies.budget.drawn_numbers import DrawWatch
-from strategies.budget.late_value import are_read_late, given
+from strategies.budget.late_value import FACTORS, are_read_late, given
 from strategies.budget.memory_layout import MemoryLayout
 from strategies.budget.operator_facts import facts_of, fake_mode, is_numbered
 from strategies.budget.step_graph import OUTSIDE, BlockCall, Redemption, StepGraph, StepOperator
@@ -172,7 +172,7 @@ class _Watch(OperatorMode):
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` and note it."""
         if self._latest:
-            latest, self._latest = self._latest, []
+            latest, self._latest = self._latest[-FACTORS:], []
             is_late = are_read_late(func, [layout for _, layout in latest])
             for saving, _ in latest:
                 saving.is_late = is_late

@@ -21,7 +21,7 @@ from strategies.estimate.operator_mode import OperatorMode
 _DETACH = torch.ops.aten.detach.default
 _PRODUCT = torch.ops.aten.mul.Tensor
 _mode_at = torch._C._get_dispatch_stack_at  # noqa: SLF001 (no public way)
-_FACTORS = 2
+FACTORS = 2
 _MOST_UNLIKE = 4
 """Times that one factor may be as large as the other."""
 
@@ -31,9 +31,10 @@ def are_read_late(func: Any, saved: Sequence[MemoryLayout]) -> bool:
 
     Args:
         func: the operator.
-        saved: layouts of these values.
+        saved: layouts of the latest `FACTORS` values that autograd has saved before it runs. With one factor to
+            save the other is what the operator before has made, which may be read late, too.
     """
-    if func is not _PRODUCT or len(saved) != _FACTORS or not all(each.is_plain for each in saved):
+    if func is not _PRODUCT or len(saved) != FACTORS or not all(each.is_plain for each in saved):
         return False
     smaller, larger = sorted(each.size.numel() for each in saved)
     return smaller * _MOST_UNLIKE >= larger

@@ -399,8 +399,8 @@ def grouped_plan(
         kept_bytes=0,
         extra_flops=share.effect.flops,
         why=(
-            f"in the group of {group[0]} to {group[1]}, {_input_of(call, share, group)}; the second forward of "
-            f"the group runs {len(share.again)} of {len(program.units)} operators of this block, and its "
+            f"in the group of {group[0]} to {group[1]}, {_input_of(call, share, group)}; the second forward "
+            f"of the group runs {len(share.again)} of {len(program.units)} operators of this block, and its "
             f"backward {len(share.runs)} for {len(again)} of {len(program.saved)} saved values"
         ),
     )

@@ -60,7 +60,10 @@ def test_a_plan_says_which_blocks_are_in_which_group_and_why() -> None:
     text = plan.describe()
     assert f"\n{first.fqn}: in the group of {first.group} to layers." in text
     assert "which holds this input alone; the second forward of the group runs " in first.why
-    assert f"which makes this input of {X.nbytes} bytes again; the second forward of the group runs " in second.why
+    assert (
+        f"which makes this input of {X.nbytes} bytes again; the second forward of the group runs "
+        in second.why
+    )
 
 
 class Ending(GatedBlock):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.flop_counter import FlopCounterMode
@@ -15,9 +17,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from strategies.budget.capture import capture
 from strategies.budget.late_value import LateValue, are_read_late, given
 from strategies.budget.memory_layout import MemoryLayout
+from strategies.budget.plan import BlockPlan
 from strategies.budget.planning import Planner
 from strategies.estimate.operator_mode import OperatorMode
 from tests.strategies.budget.idioms import BETWEEN, TOKENS, WIDTH, of
+from tests.strategies.budget.planning_by_hand import enclose
 from tests.strategies.budget.small_steps import step_of
 
 MUL = torch.ops.aten.mul.Tensor
@@ -203,3 +207,28 @@ def test_a_gated_product_reaches_a_smaller_peak(monkeypatch: pytest.MonkeyPatch)
     smallest = smallest_peak_bytes()
     monkeypatch.setattr("strategies.budget.capture.are_read_late", lambda func, saved: False)  # noqa: ARG005
     assert smallest < smallest_peak_bytes()
+
+
+class Gated(nn.Module):
+    """One product of large factors."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.exp() * x.tanh()
+
+
+@pytest.mark.parametrize("mode", [nullcontext, FakeTensorMode], ids=["real tensors", "fake ones"])
+def test_a_tape_lets_both_factors_be_read_late(
+    mode: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late: list[MemoryLayout] = []
+
+    def noted(redeem: Callable[[], Tensor], layout: MemoryLayout, device: torch.device) -> Tensor:
+        late.append(layout)
+        return given(redeem, layout, device)
+
+    monkeypatch.setattr("strategies.budget.block_tape.given", noted)
+    block = Gated()
+    enclose(block, BlockPlan(fqn="gated"))
+    with mode():
+        block(torch.randn(4, 8, requires_grad=True)).sum().backward()
+    assert [each.size for each in late] == [(4, 8), (4, 8)]
