@@ -31,8 +31,8 @@ def are_read_late(func: Any, saved: Sequence[MemoryLayout]) -> bool:
 
     Args:
         func: the operator.
-        saved: layouts of the latest `FACTORS` values that autograd has saved before it runs. With one factor to
-            save the other is what the operator before has made, which may be read late, too.
+        saved: layouts of the latest `FACTORS` values that autograd has saved before it runs. With one factor
+            to save the other is what the operator before has made, which may be read late, too.
     """
     if func is not _PRODUCT or len(saved) != FACTORS or not all(each.is_plain for each in saved):
         return False
