@@ -331,11 +331,12 @@ def python_state_kept(model: nn.Module, *, remedy: str) -> Iterator[None]:
         StrategyError: a module holds an iterator, which nobody can put back.
     """
     keeper = _Keeper(Rewind(), has_tensors=False)
-    for number, part in enumerate(all_modules(model)):
-        if not _is_of_units(plain_class(part)):
-            keeper.module(part, number)
-    if keeper.iterator is not None:
-        problem = f"a module holds the iterator {keeper.iterator!r}, which a first call would use up to plan"
+    parts = [part for part in all_modules(model) if not _is_of_units(plain_class(part))]
+    for number, part in enumerate(parts):
+        keeper.module(part, number)
+    iterator = next((name for part in parts for name, held in vars(part).items() if _is_used_up(held)), None)
+    if iterator is not None:
+        problem = f"a module holds the iterator {iterator!r}, which a first call would use up to plan"
         raise StrategyError("ac", f"{problem}; {remedy}")
     outer, state = OuterState(model), _State(keeper.kept, keeper.large, NumberGenerators().states())
     variables = copy_context()
@@ -397,7 +398,6 @@ class _Keeper:
 
     def __init__(self, rewind: Rewind, *, has_tensors: bool = True) -> None:
         self.kept: list[Kept] = []
-        self.iterator: str | None = None
         self._has_tensors = has_tensors
         self.large: dict[Place, _Copied | _Watched] = {}
         self._rewind = rewind
@@ -423,8 +423,6 @@ class _Keeper:
         if isinstance(value, Tensor):
             if self._has_tensors:
                 self._tensor(value, place)
-        elif isinstance(value, Iterator) and not isinstance(value, IOBase):
-            self.iterator = place[1]
         elif depth > 0 and not isinstance(value, _OPAQUE) and not _is_foreign(value):
             self._container(value, place, depth - 1)
 
@@ -503,6 +501,14 @@ def _own(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value for name, value in attributes.items() if name not in _NOT_READ and not _is_lent(value)
     }
+
+
+def _is_used_up(held: Any, depth: int = 3) -> bool:
+    """Say whether an attribute is an iterator, or a container of one; a file is none."""
+    if isinstance(held, list | tuple | set | dict) and depth:
+        parts = held.values() if isinstance(held, dict) else held
+        return any(_is_used_up(part, depth - 1) for part in parts)
+    return isinstance(held, Iterator) and not isinstance(held, IOBase)
 
 
 def _is_of_units(cls: type[Any]) -> bool:
