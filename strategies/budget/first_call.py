@@ -20,6 +20,7 @@ from strategies.budget.call_sizes import difference, input_sizes
 from strategies.budget.plan import Plan, TensorSize
 from strategies.regions.blocks import Chunked, plain_named_modules
 from strategies.regions.rewind import python_state_kept
+from strategies.regions.torch_facts import parameter_groups
 from strategies.tracing.following import as_with_data
 from strategies.tracing.module_state import restored_generators
 from strategies.tracing.shadow import Shadow, device_of, shadowed
@@ -141,7 +142,7 @@ def _gathered_by_fsdp(model: nn.Module) -> Iterator[int]:
     """Yield the `id` of each parameter that FSDP2 alone has sharded."""
     for unit in model.modules():
         if isinstance(unit, FSDPModule):
-            for group in unit._get_fsdp_state()._fsdp_param_groups:  # noqa: SLF001 (no public way to ask)
+            for group in parameter_groups(unit):
                 yield from (id(each.sharded_param) for each in group.fsdp_params if not each.is_dtensor)
 
 

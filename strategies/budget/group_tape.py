@@ -21,6 +21,7 @@ from strategies.budget.taped import Content, TapedOperator, below_autograd
 from strategies.estimate.recomputing import recomputing
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.saved_tensors import Packed
+from strategies.regions.torch_facts import parameter_groups
 
 _LINK: Address = (-2, 0)
 """Address of a storage that the block before makes."""
@@ -307,7 +308,7 @@ def _gathered(module: nn.Module | None) -> Iterator[None]:
 
 def _gather(unit: FSDPModule) -> Callable[[], None] | None:
     """Gather the parameters of one unit; return what shards them again, `None` where they stay."""
-    groups = unit._get_fsdp_state()._fsdp_param_groups  # noqa: SLF001 (no public way to ask)
-    is_there = all(each.is_unsharded or each._all_gather_result for each in groups)  # noqa: SLF001
+    groups = parameter_groups(unit)
+    is_there = all(each.is_unsharded or each._all_gather_result for each in groups)  # noqa: SLF001 (no public way to ask)
     unit.unshard()
     return None if is_there else unit.reshard

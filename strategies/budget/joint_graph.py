@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._functorch import partitioners
-from torch._functorch._aot_autograd.graph_compile import is_opaque_node
 from torch._functorch._aot_autograd.utils import _is_primal as is_primal
 from torch._functorch._aot_autograd.utils import _is_tangent as is_tangent
+from torch._library.fake_class_registry import FakeScriptObject
+from torch._library.opaque_object import is_opaque_value
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 
@@ -225,12 +226,18 @@ class JointGraph:
     def _argument(self, value: Any) -> Any:
         """Return an argument for the digest: nodes by their places, but for meshes; and no sizes."""
         if isinstance(value, Node):
-            return self._place[value] if not is_opaque_node(value) else "opaque"
+            return self._place[value] if not is_opaque(value) else "opaque"
         if isinstance(value, list | tuple):
             return [self._argument(each) for each in value]
         if isinstance(value, dict):
             return {name: self._argument(each) for name, each in value.items()}
         return type(value).__name__ if type(value) in {int, float} else str(value)
+
+
+def is_opaque(node: Node) -> bool:
+    """Say whether a node stands for an object that is no tensor and no number, such as a device mesh."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.ScriptObject | FakeScriptObject) or is_opaque_value(value)
 
 
 def _ancestors(outputs: Iterable[Any]) -> set[Node]:
@@ -252,7 +259,7 @@ def _has_number(node: Node) -> bool:
 
 def _sizes(name: str, node: Node) -> Iterator[TensorSize]:
     """Yield the sizes of an input; a device mesh has none."""
-    if is_opaque_node(node):
+    if is_opaque(node):
         yield TensorSize(name, (), "device mesh")
         return
     for value in tensors_in(node.meta["val"]):

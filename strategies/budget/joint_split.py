@@ -5,19 +5,22 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import Any
 
 from torch._functorch import partitioners
-from torch._functorch._aot_autograd.graph_compile import is_opaque_node
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._ordered_set import OrderedSet
 
 from strategies.base import StrategyError
 from strategies.budget.call_sizes import OTHER_OPERATORS, difference
-from strategies.budget.joint_graph import JointGraph
+from strategies.budget.joint_graph import JointGraph, is_opaque
 from strategies.budget.joint_order import Run, backward_runs
 from strategies.budget.plan import BlockPlan
+
+_TAKES_OPAQUE = "saved_opaque_nodes" in signature(partitioners._extract_fwd_bwd_modules).parameters  # noqa: SLF001 (as below)
+"""Torch 2.11 finds objects that are no tensors among the saved values itself."""
 
 
 def split(
@@ -43,14 +46,13 @@ def split(
     saved = [
         node
         for node in graph.module.graph.nodes
-        if node in read and (node in kept or node in graph.primals) and not is_opaque_node(node)
+        if node in read and (node in kept or node in graph.primals) and not is_opaque(node)
     ]
+    opaque = [node for node in graph.primals if is_opaque(node)]
     placeholders = graph.module.graph.find_nodes(op="placeholder")
     forward, backward = partitioners._extract_fwd_bwd_modules(  # noqa: SLF001 (what torch's own partitioners call)
         graph.module,
-        saved,
-        [],
-        [node for node in graph.primals if is_opaque_node(node)],
+        *((saved, [], opaque) if _TAKES_OPAQUE else ([*saved, *opaque], [])),
         num_fwd_outputs=graph.num_fwd_outputs,
         static_lifetime_input_nodes=OrderedSet(placeholders[number] for number in static_inputs or ()),
     )

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from strategies.regions import torch_facts
-from strategies.regions.torch_facts import selective_takes_hooks
+from strategies.regions.torch_facts import parameter_groups, selective_takes_hooks
 
 
 def _of_2_13(function: Any, *, context_fn: Any) -> None: ...
@@ -31,3 +32,23 @@ def test_whether_checkpoint_asks_about_hooks(
 ) -> None:
     monkeypatch.setattr(torch_facts, "checkpoint", checkpoint)
     assert selective_takes_hooks() is takes
+
+
+class Unit:
+    """An FSDP2 unit of a torch release."""
+
+    def __init__(self, **state: Any) -> None:
+        self._get_fsdp_state = lambda: SimpleNamespace(**state)
+
+
+UNITS = {
+    "several groups": (Unit(_fsdp_param_groups=("a", "b")), ["a", "b"]),
+    "none of several": (Unit(_fsdp_param_groups=()), []),
+    "one group": (Unit(_fsdp_param_group="a"), ["a"]),
+    "none of one": (Unit(_fsdp_param_group=None), []),
+}
+
+
+@pytest.mark.parametrize(("unit", "expected"), UNITS.values(), ids=UNITS)
+def test_groups_of_every_release_are_found(unit: Any, expected: list[str]) -> None:
+    assert list(parameter_groups(unit)) == expected
