@@ -140,6 +140,8 @@ REPEATED: dict[str, tuple[str, ...]] = {
         "noise",
         "a reentrant checkpoint",
         "a gated product",
+        "a function of one's own before a product",
+        "results before a product",
         "a product in place",
     ),
     "tests/strategies/budget/test_idioms.py::test_in_place_on_what_a_linear_made": ("three dimensions",),

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from strategies.base import StrategyError
 from strategies.budget.drawn_numbers import DrawWatch, stash_of
-from strategies.budget.late_value import FACTORS, are_read_late, given
+from strategies.budget.late_value import FACTORS, are_large, factors_of, given
 from strategies.budget.memory_layout import MemoryLayout, copied, dense_of
 from strategies.budget.operator_facts import OperatorFacts, facts_of, fake_mode, is_numbered
 from strategies.budget.plan import BlockPlan, Value, input_value
@@ -144,7 +144,7 @@ class BlockTape(OperatorMode):
         self._count = 0
         self._homes: dict[int, StorageHome] = {}
         self._written_homes: list[StorageHome] = []
-        self._saved: list[tuple[SliceTicket, torch.device]] = []
+        self._saved: list[tuple[SliceTicket, int, torch.device]] = []
 
     def offer(self, inputs: Iterable[Tensor]) -> None:
         """Take over the inputs of the block that wait on the host; call it before the block runs."""
@@ -160,7 +160,7 @@ class BlockTape(OperatorMode):
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` and note it."""
         if self._saved and not self._pause.is_on:
-            self._note_late(func)
+            self._note_late(factors_of(func, args))
         if self._pause.is_on or not is_numbered(func, self._fakes):
             result = func(*args, **kwargs)
             if func is _DETACH and not self._pause.is_on:
@@ -204,18 +204,23 @@ class BlockTape(OperatorMode):
         ticket = SliceTicket(home.latest, layout, version, self._pause)
         home.tickets.append(weakref.ref(ticket))
         if home.address >= _FIRST_MADE:
-            self._saved.append((ticket, saved.device))
+            self._saved.append((ticket, identity_of(dense), saved.device))
         return self._redeemer(ticket)
 
     def _redeemer(self, ticket: SliceTicket) -> Packed:
         """Return what redeems a ticket."""
         return partial(self._give, ticket)
 
-    def _note_late(self, func: Any) -> None:
-        """Note which of what autograd has just saved for the operator that runs now backward reads late."""
-        saved, self._saved = self._saved[-FACTORS:], []  # before them stands what the last operator has made
-        if are_read_late(func, [ticket.layout for ticket, _ in saved]):
-            for ticket, device in saved:
+    def _note_late(self, factors: Sequence[Tensor]) -> None:
+        """Note that backward reads what was just saved late, where that is the factors of a product."""
+        saved, self._saved = self._saved[-FACTORS:], []
+        if not factors or not are_large([ticket.layout for ticket, *_ in saved]):
+            return
+        denses = map(dense_of, factors)
+        if sorted(identity_of(each) for each in denses if each is not None) == sorted(
+            each[1] for each in saved
+        ):
+            for ticket, _, device in saved:
                 ticket.late_on = device
 
     def _give(self, ticket: SliceTicket) -> Tensor:

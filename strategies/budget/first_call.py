@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -77,8 +78,10 @@ class PlansAtFirstCall:
                 return plan
         _refuse_tensor_parallel(module)
         _refuse_chunked(module)
-        with _named_errors(), _own_gradients_stay(module), python_state_kept(module, remedy=_REMEDY):
-            made = self.budget.plan(shadow_step(module, args, kwargs))
+        blocks = self.budget.blocks_of(module).values()
+        stays = python_state_kept(module, blocks, remedy=_REMEDY)
+        with _named_errors(), _own_gradients_stay(module), stays:
+            made = copy_context().run(self.budget.plan, shadow_step(module, args, kwargs))
         self._plans.append((found, made))
         return made
 

@@ -8,6 +8,7 @@ reads it. Each costs some tens of microseconds, so only products get them whose 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
@@ -26,15 +27,22 @@ _MOST_UNLIKE = 4
 """Times that one factor may be as large as the other."""
 
 
-def are_read_late(func: Any, saved: Sequence[MemoryLayout]) -> bool:
-    """Say whether backward of an operator reads what autograd has saved of a block's own values one by one.
+def factors_of(func: Any, args: Sequence[Any]) -> list[Tensor]:
+    """Return both factors of a product where autograd has saved them for it, else nothing.
 
     Args:
-        func: the operator.
-        saved: layouts of the latest `FACTORS` values that autograd has saved before it runs. With one factor
-            to save the other is what the operator before has made, which may be read late, too.
+        func: the operator that runs now.
+        args: its arguments.
     """
-    if func is not _PRODUCT or len(saved) != FACTORS or not all(each.is_plain for each in saved):
+    if func is not _PRODUCT or not torch.is_grad_enabled():
+        return []
+    factors = [each for each in args if isinstance(each, Tensor) and each.requires_grad]
+    return factors if len(factors) == FACTORS else []
+
+
+def are_large(saved: Sequence[MemoryLayout]) -> bool:
+    """Say whether both factors are worth reading late, by their layouts: neither is much smaller."""
+    if len(saved) != FACTORS or not all(each.is_plain for each in saved):
         return False
     smaller, larger = sorted(each.size.numel() for each in saved)
     return smaller * _MOST_UNLIKE >= larger
@@ -43,15 +51,15 @@ def are_read_late(func: Any, saved: Sequence[MemoryLayout]) -> bool:
 def given(redeem: Callable[[], Tensor], layout: MemoryLayout, device: torch.device) -> Tensor:
     """Return what becomes a saved value when it is read.
 
-    That is the value itself for a node that records what it does, for gradients of gradients, and where a
-    mode of others would not see what runs to make it.
+    That is the value itself for a node that records what it does, for gradients of gradients; where a mode of
+    others would not see what runs to make it; and where a compiler looks at what nodes get.
 
     Args:
         redeem: returns the value, once.
         layout: layout of the value.
         device: device of the value.
     """
-    if torch.is_grad_enabled() or not _is_seen_by_all():
+    if torch.is_grad_enabled() or not _is_seen_by_all() or _is_compiled():
         return redeem()
     return LateValue(_Ticket(redeem), layout, device)
 
@@ -60,6 +68,12 @@ def _is_seen_by_all() -> bool:
     """Say whether all modes step aside for wrappers; others would not see what runs to make a value."""
     modes = (_mode_at(place) for place in range(torch._C._len_torch_dispatch_stack()))  # noqa: SLF001 (no public way)
     return all(isinstance(mode, OperatorMode | FakeTensorMode) for mode in modes)
+
+
+def _is_compiled() -> bool:
+    """Say whether compiled autograd runs backward."""
+    module = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(module, "in_compiled_autograd_region", False))
 
 
 class _Ticket:

@@ -338,8 +338,9 @@ def _unsound(plan: Plan) -> Iterator[str]:
             yield f"{field.name} is {value!r}, and must be a whole number from 0 up"
     if not plan.blocks:
         yield "it plans for no block"
-    fqns = Counter(block.fqn for block in plan.blocks)
-    yield from (f"it plans for {fqn!r} more than once" for fqn, count in fqns.items() if count > 1)
+    fqns = {block.fqn for block in plan.blocks}
+    changed = Counter(block.fqn for block in plan.blocks if block.plain is not True)
+    yield from (f"it plans for {fqn!r} more than once" for fqn, count in changed.items() if count > 1)
     for block in plan.blocks:
         if block.group and block.group not in fqns:
             yield f"the group of {block.fqn!r} begins with {block.group!r}, which it does not plan for"

@@ -12,12 +12,11 @@ back: globals, closures, attributes of classes and functions, files and sockets.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
-from io import IOBase
 from itertools import chain
 from operator import is_
 from types import BuiltinFunctionType, FunctionType, ModuleType, TracebackType
@@ -47,6 +46,9 @@ from strategies.regions.versions import Version, version_of
 
 SMALL_BYTES = 2**16
 """Tensors of at most so many bytes are copied whether they change or not."""
+
+LARGEST_ARRAY_BYTES = 2**24
+"""Bytes of an array up to which a first call copies it."""
 
 _INTERCEPTED = "_compiled_call_impl"  # set by nested regions while a forward runs
 _NOT_READ = frozenset(vars(nn.Module())) - {"training"} | {
@@ -317,37 +319,35 @@ class _Around(AbstractContextManager[None]):
 
 
 @contextmanager
-def python_state_kept(model: nn.Module, *, remedy: str) -> Iterator[None]:
+def python_state_kept(model: nn.Module, blocks: Iterable[nn.Module], *, remedy: str) -> Iterator[None]:
     """Put back what a copy of `model` without memory may change: what both hold beside tensors.
 
-    That are objects among the attributes of modules; attributes of their classes, and globals that methods
-    name; the generators of Python and NumPy; and context variables.
+    That are objects among the attributes of modules, without arrays of more than `LARGEST_ARRAY_BYTES`;
+    attributes of their classes, and globals that methods name; and the generators of Python and NumPy.
 
     Args:
         model: the model.
+        blocks: modules in it that must not hold iterators.
         remedy: what to do where that is impossible.
 
     Raises:
-        StrategyError: a module holds an iterator, which nobody can put back.
+        StrategyError: a block holds an iterator, which nobody can put back.
     """
     keeper = _Keeper(Rewind(), has_tensors=False)
-    parts = [part for part in all_modules(model) if not _is_of_units(plain_class(part))]
-    for number, part in enumerate(parts):
-        keeper.module(part, number)
-    iterator = next((name for part in parts for name, held in vars(part).items() if _is_used_up(held)), None)
+    for number, part in enumerate(all_modules(model)):
+        if not _is_of_units(plain_class(part)):
+            keeper.module(part, number)
+    inside = (part for block in blocks for part in all_modules(block))
+    iterator = next((name for part in inside for name, held in vars(part).items() if _is_used_up(held)), None)
     if iterator is not None:
-        problem = f"a module holds the iterator {iterator!r}, which a first call would use up to plan"
+        problem = f"a block holds the iterator {iterator!r}, which a first call would use up to plan"
         raise StrategyError("ac", f"{problem}; {remedy}")
     outer, state = OuterState(model), _State(keeper.kept, keeper.large, NumberGenerators().states())
-    variables = copy_context()
     try:
         yield
     finally:
         state.put()
         outer.put_back()
-        for variable, value in variables.items():
-            if variable.get() is not value:
-                variable.set(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,8 +423,15 @@ class _Keeper:
         if isinstance(value, Tensor):
             if self._has_tensors:
                 self._tensor(value, place)
-        elif depth > 0 and not isinstance(value, _OPAQUE) and not _is_foreign(value):
+        elif depth > 0 and not (
+            isinstance(value, _OPAQUE) or _is_foreign(value) or self._is_left_alone(value)
+        ):
             self._container(value, place, depth - 1)
+
+    def _is_left_alone(self, value: Any) -> bool:
+        """Say so of a large array where tensors are left alone, too: it is data, and may lie in a file."""
+        is_array = not self._has_tensors and isinstance(value, np.ndarray)
+        return is_array and value.nbytes > LARGEST_ARRAY_BYTES
 
     def _tensor(self, tensor: Tensor, place: Place) -> None:
         """Keep a tensor: a copy where it is small or known to change, else its version to find out."""
@@ -508,7 +515,7 @@ def _is_used_up(held: Any, depth: int = 3) -> bool:
     if isinstance(held, list | tuple | set | dict) and depth:
         parts = held.values() if isinstance(held, dict) else held
         return any(_is_used_up(part, depth - 1) for part in parts)
-    return isinstance(held, Iterator) and not isinstance(held, IOBase)
+    return isinstance(held, Iterator) and not hasattr(held, "read")
 
 
 def _is_of_units(cls: type[Any]) -> bool:

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from strategies.budget.late_value import LateValue
+
 WIDTH = 8
 WIDE = 2 * WIDTH
 ROWS, TOKENS = 4, 6
@@ -83,6 +85,22 @@ class Square(torch.autograd.Function):
         x, y = ctx.saved_tensors
         product: Tensor = gradient * (y * x + y)
         return product
+
+
+class Twice(torch.autograd.Function):
+    """Saves two values, and reads one of them in two products."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        product: Tensor = a * b
+        return product
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = ctx.saved_tensors
+        assert type(a) is not LateValue
+        return gradient * b, gradient * a + 0 * a
 
 
 class Dirty(torch.autograd.Function):
@@ -312,6 +330,12 @@ BETWEEN: dict[str, tuple[Between, Parts]] = {
     "a product of two dtypes": (lambda _, h: h.exp() * h.tanh().bfloat16(), dict),
     "a product with what nobody differentiates": (lambda _, h: h.exp() * h.detach().tanh(), dict),
     "a product of products": (lambda _, h: h.exp() * h.tanh() * h.sin() * h.cos(), dict),
+    "a function of one's own before a product": (lambda _, h: Twice.apply(h.exp(), h.tanh()) * 2.0, dict),
+    "results before a product with a mask": (lambda _, h: h.exp().reciprocal() * (h.detach() > 0), dict),
+    "a product of results before one with a mask": (
+        lambda _, h: h.sigmoid().cumprod(-1) * (h.detach() > 0),
+        dict,
+    ),
     "splits": (lambda _, h: torch.cat([part * part for part in h.split([3, 5, 8], -1)], -1), dict),
     "unbound": (lambda _, h: torch.stack([part.exp() for part in h.unbind(1)], 1), dict),
     "narrowed": (

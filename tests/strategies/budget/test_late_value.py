@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.flop_counter import FlopCounterMode
 
 from strategies.budget.capture import capture
-from strategies.budget.late_value import LateValue, are_read_late, given
+from strategies.budget.late_value import LateValue, are_large, factors_of, given
 from strategies.budget.memory_layout import MemoryLayout
 from strategies.budget.plan import BlockPlan
 from strategies.budget.planning import Planner
@@ -120,22 +120,33 @@ def test_gradients_of_gradients_get_values_at_once() -> None:
     assert tickets.asked == 0
 
 
-SIZES: dict[str, tuple[Any, list[tuple[int, ...]], bool]] = {
-    "two alike": (MUL, [(4, 8), (4, 8)], True),
-    "one four times as large": (MUL, [(4, 8), (8,)], True),
-    "one five times as large": (MUL, [(5, 8), (8,)], False),
-    "one": (MUL, [(4, 8)], False),
-    "none": (MUL, [], False),
-    "a quotient": (torch.ops.aten.div.Tensor, [(4, 8), (4, 8)], False),
+SIZES: dict[str, tuple[list[tuple[int, ...]], bool]] = {
+    "two alike": ([(4, 8), (4, 8)], True),
+    "one four times as large": ([(4, 8), (8,)], True),
+    "one five times as large": ([(5, 8), (8,)], False),
+    "one": ([(4, 8)], False),
+    "none": ([], False),
 }
 
 
-@pytest.mark.parametrize(("func", "sizes", "expected"), SIZES.values(), ids=SIZES)
-def test_products_of_large_factors_are_read_late(
-    func: Any, sizes: list[tuple[int, ...]], expected: bool
-) -> None:
+@pytest.mark.parametrize(("sizes", "expected"), SIZES.values(), ids=SIZES)
+def test_large_factors_are_read_late(sizes: list[tuple[int, ...]], expected: bool) -> None:
     tensors = [torch.empty(size) for size in sizes]
-    assert are_read_late(func, [MemoryLayout.of(each, each) for each in tensors]) is expected
+    assert are_large([MemoryLayout.of(each, each) for each in tensors]) is expected
+
+
+def test_factors_are_those_that_a_product_saves() -> None:
+    leaf, other, constant = (
+        torch.ones(2, requires_grad=True),
+        torch.ones(2, requires_grad=True),
+        torch.ones(2),
+    )
+    assert factors_of(MUL, (leaf, other)) == [leaf, other]
+    assert not factors_of(MUL, (leaf, constant))
+    assert not factors_of(MUL, (leaf, 2.0))
+    assert not factors_of(torch.ops.aten.div.Tensor, (leaf, other))
+    with torch.no_grad():
+        assert not factors_of(MUL, (leaf, other))
 
 
 def late_value(redeem: Callable[[], Tensor], like: Tensor) -> Tensor:
@@ -205,7 +216,7 @@ def smallest_peak_bytes() -> int:
 
 def test_a_gated_product_reaches_a_smaller_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     smallest = smallest_peak_bytes()
-    monkeypatch.setattr("strategies.budget.capture.are_read_late", lambda func, saved: False)  # noqa: ARG005
+    monkeypatch.setattr("strategies.budget.capture.are_large", lambda saved: False)  # noqa: ARG005
     assert smallest < smallest_peak_bytes()
 
 

@@ -88,6 +88,12 @@ def test_what_no_planner_writes_is_refused(held: dict[str, Any], words: str) -> 
         Plan.from_dict(held)
 
 
+def test_a_plain_block_may_be_called_twice() -> None:
+    held = PLAN.to_dict()
+    held["blocks"] = [*held["blocks"], held["blocks"][-1]]
+    assert len(Plan.from_dict(held).blocks) == 3
+
+
 def test_a_value_that_is_recomputed_may_be_made_anew_for_each_reader() -> None:
     (value,) = _BLOCK.recompute
     assert Plan.from_dict(changed({"again": [list(value)]})).blocks[0].again == (value,)
