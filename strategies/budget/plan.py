@@ -338,6 +338,10 @@ def _unsound(plan: Plan) -> Iterator[str]:
             yield f"{field.name} is {value!r}, and must be a whole number from 0 up"
     if not plan.blocks:
         yield "it plans for no block"
+    yield from _unsound_blocks(plan)
+
+
+def _unsound_blocks(plan: Plan) -> Iterator[str]:
     fqns = {block.fqn for block in plan.blocks}
     changed = Counter(block.fqn for block in plan.blocks if block.plain is not True)
     yield from (f"it plans for {fqn!r} more than once" for fqn, count in changed.items() if count > 1)
