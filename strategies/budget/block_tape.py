@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from strategies.base import StrategyError
 from strategies.budget.drawn_numbers import DrawWatch, stash_of
-from strategies.budget.late_value import FACTORS, are_large, factors_of, given
+from strategies.budget.late_value import JustSaved, given
 from strategies.budget.memory_layout import MemoryLayout, copied, dense_of
 from strategies.budget.operator_facts import OperatorFacts, facts_of, fake_mode, is_numbered
 from strategies.budget.plan import BlockPlan, Value, input_value
@@ -144,7 +144,7 @@ class BlockTape(OperatorMode):
         self._count = 0
         self._homes: dict[int, StorageHome] = {}
         self._written_homes: list[StorageHome] = []
-        self._saved: list[tuple[SliceTicket, int, torch.device]] = []
+        self._saved = JustSaved(_storage_of)
 
     def offer(self, inputs: Iterable[Tensor]) -> None:
         """Take over the inputs of the block that wait on the host; call it before the block runs."""
@@ -159,8 +159,8 @@ class BlockTape(OperatorMode):
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` and note it."""
-        if self._saved and not self._pause.is_on:
-            self._note_late(factors_of(func, args))
+        if not self._pause.is_on:
+            self._saved.before(func, args)
         if self._pause.is_on or not is_numbered(func, self._fakes):
             result = func(*args, **kwargs)
             if func is _DETACH and not self._pause.is_on:
@@ -204,30 +204,18 @@ class BlockTape(OperatorMode):
         ticket = SliceTicket(home.latest, layout, version, self._pause)
         home.tickets.append(weakref.ref(ticket))
         if home.address >= _FIRST_MADE:
-            self._saved.append((ticket, identity_of(dense), saved.device))
-        return self._redeemer(ticket)
+            self._saved.add(ticket, identity_of(dense), layout)
+        return self._redeemer(ticket, saved.device)
 
-    def _redeemer(self, ticket: SliceTicket) -> Packed:
-        """Return what redeems a ticket."""
-        return partial(self._give, ticket)
+    def _redeemer(self, ticket: SliceTicket, device: torch.device) -> Packed:
+        """Return what redeems a ticket for a value on `device`."""
+        return partial(self._give, ticket, device)
 
-    def _note_late(self, factors: Sequence[Tensor]) -> None:
-        """Note that backward reads what was just saved late, where that is the factors of a product."""
-        saved, self._saved = self._saved[-FACTORS:], []
-        if not factors or not are_large([ticket.layout for ticket, *_ in saved]):
-            return
-        denses = map(dense_of, factors)
-        if sorted(identity_of(each) for each in denses if each is not None) == sorted(
-            each[1] for each in saved
-        ):
-            for ticket, _, device in saved:
-                ticket.late_on = device
-
-    def _give(self, ticket: SliceTicket) -> Tensor:
+    def _give(self, ticket: SliceTicket, device: torch.device) -> Tensor:
         """Return what backward gets for a ticket."""
-        if ticket.late_on is None:
+        if not ticket.is_late:
             return self._redeem(ticket)
-        return given(partial(self._redeem, ticket), ticket.layout, ticket.late_on)
+        return given(partial(self._redeem, ticket), ticket.layout, device)
 
     def _redeem(self, ticket: SliceTicket) -> Tensor:
         return ticket.redeem()
@@ -257,7 +245,7 @@ class BlockTape(OperatorMode):
         """Hold nothing more: the graph holds `pack`."""
         self._homes = {}
         self._written_homes = []
-        self._saved = []
+        self._saved.clear()
         self._enclosing = None
 
     def _follow(self, detached: Tensor) -> None:
@@ -466,6 +454,11 @@ def _of_autocast(planned: str) -> str:
         return ""
     remedy = "use a scope for each, or cache_enabled=False"
     return f"; autocast casts a weight once for all forwards of its scope: {remedy}"
+
+
+def _storage_of(tensor: Tensor) -> int | None:
+    dense = dense_of(tensor)
+    return None if dense is None else identity_of(dense)
 
 
 def identity_of(dense: Tensor) -> int:

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from strategies.base import Observation, StrategyError
 from strategies.budget.call_sizes import sizes_of
 from strategies.budget.drawn_numbers import DrawWatch
-from strategies.budget.late_value import FACTORS, are_large, factors_of, given
+from strategies.budget.late_value import JustSaved, given
 from strategies.budget.memory_layout import MemoryLayout
 from strategies.budget.operator_facts import facts_of, fake_mode, is_numbered
 from strategies.budget.step_graph import OUTSIDE, BlockCall, Redemption, StepGraph, StepOperator
@@ -166,13 +166,12 @@ class _Watch(OperatorMode):
         self._makers: dict[int, int] = {}  # call that made a storage
         self._original: dict[int, int] = {}  # storage that a copy stands for
         self._savings: list[_Saving] = []
-        self._latest: list[tuple[_Saving, MemoryLayout]] = []
+        self._saved = JustSaved(self.live.number)
         self._tickets: list[weakref.ref[Any]] = []
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` and note it."""
-        if self._latest:
-            self._note_late(factors_of(func, args))
+        self._saved.before(func, args)
         if not is_numbered(func, self._fakes):
             return func(*args, **kwargs)
         start = self.live.ledger.moment
@@ -196,16 +195,6 @@ class _Watch(OperatorMode):
         if self._inside != OUTSIDE:
             self._note_in(self.calls[self._inside])
         return result
-
-    def _note_late(self, factors: list[Tensor]) -> None:
-        """Note that backward reads what was just saved late, where that is the factors of a product."""
-        saved, self._latest = self._latest[-FACTORS:], []
-        if not factors or not are_large([layout for _, layout in saved]):
-            return
-        numbers = (self.live.number(each) for each in plain_tensors(factors))
-        if sorted(each for each in numbers if each is not None) == sorted(each.storage for each, _ in saved):
-            for saving, _ in saved:
-                saving.is_late = True
 
     def _note_in(self, call: BlockCall) -> None:
         call.operators.append(len(self._operators) - 1)
@@ -299,7 +288,7 @@ class _Watch(OperatorMode):
         saving = _Saving(storage, call)
         self._savings.append(saving)
         if self._makers.get(storage) == call:
-            self._latest.append((saving, layout))
+            self._saved.add(saving, storage, layout)
 
         def redeem() -> Tensor:
             """Return the value, noted as asked for now, in the placement that was saved."""

@@ -182,9 +182,9 @@ class GroupedTape(BlockTape):
         super().close()
         self._is_open = False
 
-    def _redeemer(self, ticket: SliceTicket) -> Packed:
+    def _redeemer(self, ticket: SliceTicket, device: torch.device) -> Packed:
         self._tickets.append(weakref.ref(ticket))
-        return super()._redeemer(ticket)
+        return super()._redeemer(ticket, device)
 
     def _redeem(self, ticket: SliceTicket) -> Tensor:
         if not self._is_open:

@@ -9,8 +9,9 @@ reads it. Each costs some tens of microseconds, so only products get them whose 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -22,9 +23,56 @@ from strategies.estimate.operator_mode import OperatorMode
 _DETACH = torch.ops.aten.detach.default
 _PRODUCT = torch.ops.aten.mul.Tensor
 _mode_at = torch._C._get_dispatch_stack_at  # noqa: SLF001 (no public way)
-FACTORS = 2
+_FACTORS = 2
 _MOST_UNLIKE = 4
 """Times that one factor may be as large as the other."""
+
+
+class MayBeLate(Protocol):
+    """Something that autograd has saved.
+
+    Attributes:
+        is_late: whether backward reads it later than it asks for it.
+    """
+
+    is_late: bool
+
+
+class JustSaved:
+    """What autograd has saved of a block's own values since the last operator.
+
+    Autograd saves the factors of a product before the product runs, so that the operator tells what they are.
+    Capture and executor decide by it alike: what one foresees, the other does.
+
+    Args:
+        identify: returns the identity of a tensor's storage.
+    """
+
+    __slots__ = ("_identify", "_saved")
+
+    def __init__(self, identify: Callable[[Tensor], int | None]) -> None:
+        self._identify = identify
+        self._saved: list[tuple[MayBeLate, int, MemoryLayout]] = []
+
+    def add(self, saved: MayBeLate, identity: int, layout: MemoryLayout) -> None:
+        """Take note of what was saved, with the identity of its storage and its layout."""
+        self._saved.append((saved, identity, layout))
+
+    def clear(self) -> None:
+        """Hold nothing more."""
+        self._saved = []
+
+    def before(self, func: Any, args: Sequence[Any]) -> None:
+        """Mark what backward reads late, if an operator that runs now is a product of two large factors."""
+        if not self._saved:
+            return
+        latest, self._saved = self._saved[-_FACTORS:], []
+        factors = factors_of(func, args)
+        if factors and are_large([layout for *_, layout in latest]):
+            identities = [self._identify(each) for each in factors]
+            if Counter(identities) == Counter(identity for _, identity, _ in latest):
+                for saved, *_ in latest:
+                    saved.is_late = True
 
 
 def factors_of(func: Any, args: Sequence[Any]) -> list[Tensor]:
@@ -37,12 +85,12 @@ def factors_of(func: Any, args: Sequence[Any]) -> list[Tensor]:
     if func is not _PRODUCT or not torch.is_grad_enabled():
         return []
     factors = [each for each in args if isinstance(each, Tensor) and each.requires_grad]
-    return factors if len(factors) == FACTORS else []
+    return factors if len(factors) == _FACTORS else []
 
 
 def are_large(saved: Sequence[MemoryLayout]) -> bool:
     """Say whether both factors are worth reading late, by their layouts: neither is much smaller."""
-    if len(saved) != FACTORS or not all(each.is_plain for each in saved):
+    if len(saved) != _FACTORS or not all(each.is_plain for each in saved):
         return False
     smaller, larger = sorted(each.size.numel() for each in saved)
     return smaller * _MOST_UNLIKE >= larger

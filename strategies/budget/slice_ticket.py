@@ -45,15 +45,15 @@ class SliceTicket:
 
     Attributes:
         layout: the layout.
-        late_on: device of a value that backward reads later than it asks for it; `None` of others.
+        is_late: whether backward reads the value later than it asks for it.
     """
 
-    __slots__ = ("__weakref__", "_content", "_pause", "_version", "late_on", "layout")
+    __slots__ = ("__weakref__", "_content", "_pause", "_version", "is_late", "layout")
 
     def __init__(self, content: Content, layout: MemoryLayout, version: Version, pause: Pause) -> None:
         self._content: Content | None = content
         self.layout, self._version, self._pause = layout, version, pause
-        self.late_on: torch.device | None = None
+        self.is_late = False
 
     @property
     def content(self) -> Content | None:

@@ -169,9 +169,8 @@ class LiveStorages(OperatorMode):
 
     def _on_freed(self, key: int, _: weakref.ref[torch.UntypedStorage]) -> None:
         number, _ = self._live.pop(key)
-        if isinstance(
-            self.ledger.lives[number].nbytes, int
-        ):  # a size that depends on data is refused elsewhere
+        is_known = isinstance(self.ledger.lives[number].nbytes, int)
+        if is_known:  # a size that depends on data is refused elsewhere
             self._resize(number, 0)
 
     def _resize(self, number: int, nbytes: int) -> None:

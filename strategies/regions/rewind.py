@@ -323,7 +323,7 @@ def python_state_kept(model: nn.Module, blocks: Iterable[nn.Module], *, remedy: 
     """Put back what a copy of `model` without memory may change: what both hold beside tensors.
 
     That are objects among the attributes of modules, without arrays of more than `LARGEST_ARRAY_BYTES`;
-    attributes of their classes, and globals that methods name; and the generators of Python and NumPy.
+    attributes of their classes, and globals that methods name.
 
     Args:
         model: the model.
@@ -342,7 +342,7 @@ def python_state_kept(model: nn.Module, blocks: Iterable[nn.Module], *, remedy: 
     if iterator is not None:
         problem = f"a block holds the iterator {iterator!r}, which a first call would use up to plan"
         raise StrategyError("ac", f"{problem}; {remedy}")
-    outer, state = OuterState(model), _State(keeper.kept, keeper.large, NumberGenerators().states())
+    outer, state = OuterState(model), _State(keeper.kept, keeper.large, numbers=())
     try:
         yield
     finally:

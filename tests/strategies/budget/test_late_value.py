@@ -216,7 +216,7 @@ def smallest_peak_bytes() -> int:
 
 def test_a_gated_product_reaches_a_smaller_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     smallest = smallest_peak_bytes()
-    monkeypatch.setattr("strategies.budget.capture.are_large", lambda saved: False)  # noqa: ARG005
+    monkeypatch.setattr("strategies.budget.late_value.are_large", lambda saved: False)  # noqa: ARG005
     assert smallest < smallest_peak_bytes()
 
 
