@@ -138,8 +138,8 @@ class HostedBoard:
 
     def _refuse(self, peer: str, why: str) -> None:
         if len(self.refused) < _MOST_NAMED:
-            self.refused.append(f"{peer}: {why}")
             sys.stderr.write(f"acbench: refused a message to this lane from {peer}: {why}\n")
+            self.refused.append(f"{peer}: {why}")  # who reads of it here finds it on stderr already
 
 
 class JoinedBoard:
