@@ -400,6 +400,13 @@ class PartitionsBlocks(Protocol):
             StrategyError: they are made for another compiler or model.
         """
 
+    def enclose_beside(self, model: nn.Module) -> None:
+        """Put regions around what is not compiled, once the blocks are.
+
+        Args:
+            model: the model whose blocks are compiled with `partitions`.
+        """
+
 
 @runtime_checkable
 class LimitsCompilation(Protocol):

@@ -182,6 +182,8 @@ def compile_model(
     partitions = _partitions(model, modules, experiment, backend)
     for fqn, module in modules.items():
         _compile(module, backend.splitting(partitions.get(fqn)))
+    if isinstance(experiment.ac, PartitionsBlocks) and experiment.ac.needs_compiler:
+        experiment.ac.enclose_beside(model)
     return model
 
 

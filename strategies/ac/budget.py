@@ -125,21 +125,23 @@ class Budget(ActivationCheckpointing):
             StrategyError: no such blocks, the model is checkpointed already, or the plan is another model's.
         """
         region.refuse_enclosed(model)
-        found = self.blocks_of(model)
+        found, beside = self.blocks_of(model), self.beside_of(model)
         region.refuse_own_forward(found)
         if self.needs_compiler:
             if self.plan_file is not None:
-                carrying_out.require_blocks(self._given(self.plan_file), found)
+                carrying_out.require_blocks(self._given(self.plan_file), found, beside)
         elif self.plan_file is None:
             region.enclose(
                 blocks.unwrapped(model), first_call.PlansAtFirstCall(budget=self), holds_call=False
             )
         else:
-            carrying_out.enclose(self._given(self.plan_file), found)
+            carrying_out.enclose(self._given(self.plan_file), found, beside)
         return model
 
     def partitions(self, model: nn.Module, compiler: str) -> Mapping[str, Partition]:
         """Return the partition functions that carry out the plan, by FQN of blocks; none where it is plain.
+
+        What stands beside the blocks is not compiled: call `enclose_beside` when the blocks are.
 
         Args:
             model: a model that `apply` returned.
@@ -149,6 +151,14 @@ class Budget(ActivationCheckpointing):
             StrategyError: there is no plan, or it is for another compiler or model.
         """
         return compiled_planning.partitions(self._required(), self.blocks_of(model), compiler)
+
+    def enclose_beside(self, model: nn.Module) -> None:
+        """Put regions around what stands beside the blocks, once these are compiled with `partitions`.
+
+        Args:
+            model: the model.
+        """
+        carrying_out.enclose_beside(self._required(), self.blocks_of(model), self.beside_of(model))
 
     def view(self, name: str, model: nn.Module, sample: tuple[Any, ...]) -> str:
         """Return the plan as text, or in the words of what others run.
@@ -273,12 +283,14 @@ class Budget(ActivationCheckpointing):
         ways: list[chunked_planning.Way] = []
         objective: planning.Objective = "time" if self.objective == "time" else "flops"
         for step in steps:
-            found = self.blocks_of(step.model)
+            found, beside = self.blocks_of(step.model), self.beside_of(step.model)
             if self.needs_compiler:
-                graph, of_executor = compiled_planning.captured(step, found)
+                graph, of_executor = compiled_planning.captured(step, found, beside)
             else:
                 with step.around():
-                    graph = capture.capture(step.run, found, device=step.device, standing=step.standing)
+                    graph = capture.capture(
+                        step.run, found, beside=beside, device=step.device, standing=step.standing
+                    )
             planner = planning.Planner(
                 graph,
                 objective=objective,
@@ -330,6 +342,11 @@ class Budget(ActivationCheckpointing):
         """Return the blocks below their wrappers, by plain FQN."""
         found = blocks.find_blocks(model, layers_fqn=self.layers_fqn, module_classes=self.module_classes)
         return {fqn: blocks.unwrapped(block) for fqn, block in found.items()}
+
+    def beside_of(self, model: nn.Module) -> dict[str, nn.Module]:
+        """Return the modules beside the blocks that a plan may decide about, by plain FQN."""
+        found = blocks.leaves_beside(model, self.blocks_of(model))
+        return {fqn: each for fqn, each in found.items() if "forward" not in vars(each)}
 
     def _required(self) -> Plan:
         """Return the plan that is given.

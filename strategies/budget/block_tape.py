@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import partial
@@ -138,7 +138,9 @@ class BlockTape(OperatorMode):
         self._fates, self._ledger, self._region = fates, ledger, region
         self._beyond = beyond
         self.is_as_planned = True
-        self._enclosing: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001 (no public way)
+        self._enclosing: Any = _hooks_around()
+        self._end_early: Callable[[], None] | None = None
+        self._handed_on: dict[int, int] = {}
         self._pause = Pause()
         self._fakes = fake_mode()
         self._count = 0
@@ -153,6 +155,36 @@ class BlockTape(OperatorMode):
             dense = dense_of(tensor) if address in self._fates.on_host else None
             if dense is not None:
                 self._homes[identity_of(dense)] = StorageHome(tensor, dense, Content(None), address)
+
+    def pause(self, results: Iterable[Tensor], end_early: Callable[[], None]) -> None:
+        """Wait for the next module of the call.
+
+        Args:
+            results: what the module before it has returned.
+            end_early: ends the call, if backward asks for something of it before.
+        """
+        self._end_early = end_early
+        self._handed_on = {}
+        for tensor in results:
+            home = self._homes.get(_storage_of(tensor) or 0)
+            if home is not None and not self._stays(home):
+                self._handed_on[_storage_of(tensor) or 0] = tensor._version  # noqa: SLF001 (as autograd counts it)
+
+    def resume(self, inputs: Iterable[Tensor]) -> None:
+        """Go on with the next module of the call; call it before the module runs.
+
+        Raises:
+            StrategyError: what the module before it has made was written to since.
+        """
+        self._end_early = None
+        self._enclosing = _hooks_around()
+        for tensor in inputs:
+            version = self._handed_on.get(_storage_of(tensor) or 0)
+            if version not in {None, tensor._version}:  # noqa: SLF001 (as above)
+                fqn = self._fates.plan.fqn
+                problem = f"an input of {fqn!r} was written to in place after its plan had seen it made"
+                raise StrategyError("ac", f"{problem}, so that it cannot be made again; write to a copy")
+        self._handed_on = {}
 
     def hand_on(self, results: Iterable[Tensor]) -> None:
         """Take note of the results of the block: nobody makes them again."""
@@ -213,6 +245,8 @@ class BlockTape(OperatorMode):
 
     def _give(self, ticket: SliceTicket, device: torch.device) -> Tensor:
         """Return what backward gets for a ticket."""
+        if self._end_early is not None:
+            self._end_early()
         if not ticket.is_late:
             return self._redeem(ticket)
         return given(partial(self._redeem, ticket), ticket.layout, device)
@@ -240,6 +274,13 @@ class BlockTape(OperatorMode):
         self._homes = {}
         for home in homes:
             self._settle(home)
+
+    def finish_early(self) -> None:
+        """Finish a call that has not come to all of its modules."""
+        self._end_early = None
+        self._beyond = Beyond.RECOMPUTED
+        with torch.no_grad(), self._pause:
+            self.finish()
 
     def close(self) -> None:
         """Hold nothing more: the graph holds `pack`."""
@@ -436,6 +477,11 @@ class BlockTape(OperatorMode):
             )
         self.is_as_planned = False
         self._fates = self._fates.until(self._count)
+
+
+def _hooks_around() -> Any:
+    """Return what packs and unpacks saved tensors here, `None` where nothing does."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001 (no public way)
 
 
 def _aliases(values: Any) -> Any:

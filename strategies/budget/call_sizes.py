@@ -16,6 +16,10 @@ OTHER_OPERATORS = (
     "not say what to keep of them: all, where that needs no more bytes, or nothing. Gradients are those of "
     "the plain block"
 )
+OTHER_MODULES = (
+    "ac=budget: a module is called without those that its plan has before it, and runs as it is. Gradients are "
+    "those of the plain model, and the step may need more bytes than the plan says"
+)
 """What Python warns of."""
 
 _INPUT = "input "
@@ -28,8 +32,20 @@ def sizes_of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
     Shapes are global ones: ranks that shard parameters have equal sizes.
     """
-    parameters = (_size(f"parameter {name}", each) for name, each in module.named_parameters())
-    return *input_sizes(args, kwargs), *parameters
+    return *input_sizes(args, kwargs), *parameter_sizes(module)
+
+
+def parameter_sizes(module: nn.Module, fqn: str = "") -> tuple[TensorSize, ...]:
+    """Return the sizes of parameters.
+
+    Args:
+        module: has them.
+        fqn: what their names begin with, where a call has several modules.
+    """
+    before = f"{fqn}." if fqn else ""
+    return tuple(
+        _size(f"parameter {before}{name}", each) for name, each in module.named_parameters()
+    )
 
 
 def size_key(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:

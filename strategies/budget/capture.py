@@ -8,10 +8,11 @@ and each use in backward is known to the moment: plans are the differences.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from strategies.base import Observation, StrategyError
-from strategies.budget.call_sizes import sizes_of
+from strategies.budget.call_sizes import input_sizes, parameter_sizes, sizes_of
 from strategies.budget.drawn_numbers import DrawWatch
 from strategies.budget.late_value import JustSaved, given
 from strategies.budget.memory_layout import MemoryLayout
@@ -53,6 +54,7 @@ def capture(
     blocks: Mapping[str, nn.Module],
     *,
     device: torch.device,
+    beside: Mapping[str, nn.Module] = MappingProxyType({}),
     standing: Iterable[Tensor] = (),
     bodies: Mapping[str, Callable[..., Any]] | None = None,
 ) -> StepGraph:
@@ -64,6 +66,8 @@ def capture(
         run_step: the step of one rank.
         blocks: modules by plain FQN, of which a plan will decide; none inside another.
         device: device that computes.
+        beside: modules by plain FQN that a plan may decide about, too. Those that run before a block, and make
+            an input of it, are one call with it; those that run behind all blocks are one call.
         standing: tensors that lie on the device during the whole step; what operators read is found anyway.
         bodies: compiled functions that run in place of the forward of blocks. Graphs have no place to put a
             generator back, so their random operators do not run again; inputs of blocks stay where they are.
@@ -75,15 +79,20 @@ def capture(
         if isinstance(block, Enclosed):
             raise StrategyError("ac", f"{fqn!r} is already checkpointed; capture the step of a plain model")
     watch = _Watch(device, may_draw_again=bodies is None)
-    parameters = [each for block in blocks.values() for each in plain_tensors(block.parameters())]
+    modules = {**beside, **blocks}
+    parameters = [each for module in modules.values() for each in plain_tensors(module.parameters())]
     compiled = bodies or {}
-    with enclosed(blocks, lambda fqn: _Listening(fqn, watch, compiled.get(fqn))), watch.live:
+
+    def listening(fqn: str) -> Region:
+        return _Listening(fqn, watch, compiled.get(fqn)) if fqn in blocks else _Beside(fqn, watch)
+
+    with enclosed(modules, listening), watch.live:
         watch.live.add_standing(plain_tensors([*standing, *parameters]))
         with watch:
             run_step()
-        gradients = [each for block in blocks.values() for each in gradients_of(block)]
+        gradients = [each for module in modules.values() for each in gradients_of(module)]
         kept_gradients = watch.live.numbers(gradients)
-    if not watch.calls:
+    if all(call.fqn in beside for call in watch.calls):
         raise StrategyError("ac.layers_fqn", f"no block ran in the step; blocks are {', '.join(blocks)}")
     return watch.graph(frozenset(kept_gradients))
 
@@ -142,10 +151,35 @@ class _Listening:
             sizes=sizes_of(module, args, kwargs),
             inputs={} if self._compiled else self._watch.made_inputs((args, kwargs)),
         )
-        return self._watch.run_block(call, partial(body, *args, **kwargs))
+        self._watch.begin_block(call, module, (args, kwargs))
+        return self._watch.run_part(self._fqn, partial(body, *args, **kwargs))
 
     def observe(self) -> Observation:
         """Return nothing: the block runs as it is."""
+        return Observation()
+
+
+class _Beside:
+    """The region of a module that stands beside the blocks."""
+
+    def __init__(self, fqn: str, watch: _Watch) -> None:
+        self._fqn = fqn
+        self._watch = watch
+        self._has_run = False
+
+    def __call__(
+        self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run a forward, and watch the first one of a step that no block, checkpoint or backward runs."""
+        is_part = not self._watch.is_inside and running_node() is None and _hooks() is None
+        if self._has_run or not is_part or not torch.is_grad_enabled():
+            return body(*args, **kwargs)
+        self._has_run = True
+        self._watch.begin_beside(self._fqn, module, args, kwargs)
+        return self._watch.run_part(self._fqn, partial(body, *args, **kwargs))
+
+    def observe(self) -> Observation:
+        """Return nothing: the module runs as it is."""
         return Observation()
 
 
@@ -161,6 +195,7 @@ class _Watch(OperatorMode):
         self._machine: Machine = machine_for(device)
         self._operators: list[StepOperator] = []
         self._inside = OUTSIDE
+        self._is_open = False  # the last call has no block yet
         self._pack: Callable[[Tensor], Callable[[], Tensor]] | None = None
         self._fakes = fake_mode()
         self._makers: dict[int, int] = {}  # call that made a storage
@@ -252,12 +287,72 @@ class _Watch(OperatorMode):
                 found.setdefault(storage, number)
         return found
 
-    def run_block(self, call: BlockCall, body: Callable[[], Any]) -> Any:
-        """Return what a call of a block returns, and hold nothing of it for backward."""
-        if self._inside != OUTSIDE:
+    @property
+    def is_inside(self) -> bool:
+        """Whether a forward runs that is watched."""
+        return self._inside != OUTSIDE
+
+    def begin_beside(
+        self, fqn: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Begin the forward of a module beside the blocks: a call, or the next part of one without a block."""
+        if not self._is_open:
+            call = BlockCall(
+                fqn=fqn,
+                start=self.live.ledger.moment,
+                sizes=input_sizes(args, kwargs),
+                inputs=self.made_inputs((args, kwargs)),
+            )
+            self.calls.append(call)
+            self._is_open = True
+        call = self.calls[-1]
+        call.modules.append(fqn)
+        call.sizes = (*call.sizes, *parameter_sizes(module, fqn))
+
+    def begin_block(self, call: BlockCall, module: nn.Module, given: Any) -> None:
+        """Begin the forward of a block: the last part of the open call that makes an input of it, or a call.
+
+        Args:
+            call: the call, if it is one of its own.
+            module: the block.
+            given: its inputs.
+
+        Raises:
+            StrategyError: it runs inside another block.
+        """
+        if self.is_inside:
             raise StrategyError("ac.layers_fqn", f"{call.fqn!r} runs inside another block")
-        number = len(self.calls)
+        was_open, self._is_open = self._is_open, False
+        if was_open and self._makes_one_of(given):
+            begun = self.calls[-1]
+            begun.fqn = call.fqn
+            begun.modules.append(call.fqn)
+            begun.sizes = (*begun.sizes, *parameter_sizes(module, call.fqn))
+            begun.first_own = len(begun.operators)
+            return
+        if was_open:
+            self._dissolve()
         self.calls.append(call)
+
+    def _makes_one_of(self, given: Any) -> bool:
+        """Say whether the last call has made a storage of tensors."""
+        last = len(self.calls) - 1
+        return any(self._makers.get(storage) == last for storage in self.made_inputs(given))
+
+    def _dissolve(self) -> None:
+        """Take the last call for operators outside of blocks."""
+        last = len(self.calls) - 1
+        for index in self.calls.pop().operators:
+            operator = self._operators[index]
+            operator.call = operator.ordinal = OUTSIDE
+            self._makers |= dict.fromkeys(operator.makes, OUTSIDE)
+        for each in self._savings:
+            each.call = OUTSIDE if each.call == last else each.call
+
+    def run_part(self, fqn: str, body: Callable[[], Any]) -> Any:
+        """Return what a part of the last call returns, and hold nothing of it for backward."""
+        number = len(self.calls) - 1
+        call = self.calls[number]
         self._inside = number
 
         self._pack = partial(self._packed, call=number)
@@ -269,7 +364,7 @@ class _Watch(OperatorMode):
                 raise
             problem = "differentiates by torch.func, which refuses hooks on saved tensors"
             remedy = "use ac=none, or ac=selective_layer without this block"
-            raise StrategyError("ac", f"{call.fqn!r} {problem}, and with them a plan; {remedy}") from error
+            raise StrategyError("ac", f"{fqn!r} {problem}, and with them a plan; {remedy}") from error
         finally:
             self._inside, self._pack = OUTSIDE, None
             call.end = self.live.ledger.moment
@@ -324,6 +419,8 @@ class _Watch(OperatorMode):
 
     def graph(self, gradients: frozenset[int]) -> StepGraph:
         """Return the step; call it after the meter's end."""
+        if self._is_open and not any(each.call == len(self.calls) - 1 for each in self._savings):
+            self._dissolve()
         ledger = self.live.ledger
         lives = ledger.lives
         changes = [(change.life, change.delta) for change in ledger.changes]
@@ -344,6 +441,7 @@ class _Watch(OperatorMode):
         nbytes = {number: size if is_on_device(lives[number]) else 0 for number, size in nbytes.items()}
         held = ledger.start_bytes(is_on_device) + np.concatenate([[0], np.cumsum(deltas)])
         self._settle(deaths, held, nbytes)
+        self._pin_parts(gathered)
         fixed = set(range(len(lives))) - {life for life, _ in changes}
         return StepGraph(
             operators=self._operators,
@@ -367,8 +465,11 @@ class _Watch(OperatorMode):
 
         self._give_back_shared()
         for each in self._savings:
-            call = self.calls[each.call]
             released = len(held) - 1 if each.released is None else each.released
+            if each.call == OUTSIDE:
+                hold(each.storage, released)
+                continue
+            call = self.calls[each.call]
             if not each.asked and released > call.end:
                 hold(each.storage, released)
                 call.unasked.add(each.storage)
@@ -378,6 +479,24 @@ class _Watch(OperatorMode):
                     call.redemptions.append(Redemption(storage=each.storage, node=node, **times))
                 else:
                     hold(each.storage, max(deaths[number], released))
+
+    def _pin_parts(self, gathered: Set[int]) -> None:
+        """Let no operator run again that has not in backward what it had in forward.
+
+        Parameters of modules beside the blocks may be sharded again then; and what runs between two parts of
+        a call may have written to what the first has made.
+        """
+        spoilt = {
+            self._makers[storage]
+            for operator in self._operators
+            for storage in operator.writes
+            if self._makers.get(storage, operator.call) != operator.call
+        }
+        for number, call in enumerate(self.calls):
+            beside = call.operators[: call.first_own or None] if call.modules else ()
+            for operator in (self._operators[index] for index in beside):
+                if number in spoilt or not operator.reads.isdisjoint(gathered):
+                    operator.is_repeatable = False
 
     def _give_back_shared(self) -> None:
         """Leave as they are those inputs that not one call alone asks for, or that a call writes to."""
@@ -398,7 +517,7 @@ class _Saving:
     """What autograd has saved on a storage in a call.
 
     Fields:
-        storage, call: their numbers.
+        storage, call: their numbers; `OUTSIDE` of a call that is none any more.
         asked: life of each copy that backward got, the moment, and the name of the node that asked for it.
         released: moment at which the graph let go of it; `None` where it never did.
         is_late: whether backward reads it later than it asks for it.

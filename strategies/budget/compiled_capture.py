@@ -33,22 +33,31 @@ _Unpack = Callable[[], Tensor]
 
 
 def capture_compiled(
-    step: RunnableStep, blocks: Mapping[str, nn.Module]
+    step: RunnableStep, blocks: Mapping[str, nn.Module], beside: Mapping[str, nn.Module]
 ) -> tuple[StepGraph, Mapping[str, JointGraph]]:
     """Return the graph of a step whose blocks are compiled, and the joint graphs of these.
 
     Args:
         step: a step of the plain model, with the compiler of the trial.
         blocks: modules by plain FQN, of which a plan will decide.
+        beside: modules beside them, which are not compiled.
 
     Raises:
         StrategyError: a block is not one graph, or the step cannot be captured.
     """
     with _compiled(step, blocks) as (bodies, recorders):
-        graph = capture(step.run, blocks, device=step.device, standing=step.standing, bodies=bodies)
+        graph = capture(
+            step.run,
+            blocks,
+            beside=beside,
+            device=step.device,
+            standing=step.standing,
+            bodies=bodies,
+        )
     joints = {fqn: recorder.joint for fqn, recorder in recorders.items() if recorder.joint is not None}
     for call in (each for each in graph.calls if each.fqn in joints):
-        _require_same(joints[call.fqn], [graph.operators[number].name for number in call.operators], call.fqn)
+        own = call.operators[call.first_own :]
+        _require_same(joints[call.fqn], [graph.operators[number].name for number in own], call.fqn)
     return graph, joints
 
 

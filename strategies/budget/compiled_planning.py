@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -20,12 +20,15 @@ from strategies.budget.step_graph import StepGraph
 _COMPILER = "compiler"
 
 
-def captured(step: RunnableStep, blocks: Mapping[str, nn.Module]) -> tuple[StepGraph, Callable[[Plan], Plan]]:
+def captured(
+    step: RunnableStep, blocks: Mapping[str, nn.Module], beside: Mapping[str, nn.Module]
+) -> tuple[StepGraph, Callable[[Plan], Plan]]:
     """Return the graph of a step whose blocks are compiled, and what makes its plans those of the compiler.
 
     Args:
         step: a step of the plain model, with the compiler of the trial.
         blocks: modules by plain FQN.
+        beside: modules beside them, which are not compiled.
 
     Raises:
         StrategyError: a block is not one graph, or the step cannot be captured.
@@ -33,7 +36,7 @@ def captured(step: RunnableStep, blocks: Mapping[str, nn.Module]) -> tuple[StepG
     if step.compiler == "none":
         problem = "compiled needs a compiler; use compile=aot_eager or inductor, or ac.executor=eager"
         raise StrategyError("ac.executor", problem)
-    graph, joints = capture_compiled(step, blocks)
+    graph, joints = capture_compiled(step, blocks, beside)
 
     def of_compiler(plan: Plan) -> Plan:
         return replace(
@@ -41,12 +44,26 @@ def captured(step: RunnableStep, blocks: Mapping[str, nn.Module]) -> tuple[StepG
             executor="compiled",
             versions={**plan.versions, _COMPILER: step.compiler},
             blocks=tuple(
-                _of_graph(block, joints[block.fqn], blocks[block.fqn]) if block.fqn in joints else block
+                each
                 for block in plan.blocks
+                for before, own in [_parted(block)]
+                for each in (
+                    *before,
+                    _of_graph(own, joints[own.fqn], blocks[own.fqn]) if own.fqn in joints else own,
+                )
             ),
         )
 
     return graph, of_compiler
+
+
+def _parted(block: BlockPlan) -> tuple[Sequence[BlockPlan], BlockPlan]:
+    """Return the plan of what runs before a compiled block, where it is not kept, and that of the block."""
+    if not block.first_own:
+        return (), block
+    before, own = block.parted()
+    before = replace(before, extra_flops=0, saved_bytes=0, kept_bytes=0)
+    return ((before,) if before.recompute or before.again else ()), own
 
 
 def _of_graph(block: BlockPlan, joint: JointGraph, module: nn.Module) -> BlockPlan:

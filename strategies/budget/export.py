@@ -80,7 +80,9 @@ def policy_file(plan: Plan, forwards: Forwards) -> str:
     Raises:
         StrategyError: forward is not the planned one.
     """
-    lines = [line for block in _enclosed(plan) for line in _table_lines(block, _forward_of(block, forwards))]
+    lines = [f"    {remark}" for remark in _left_out(plan)]
+    for block in _enclosed(plan):
+        lines += _table_lines(block, _forward_of(block, forwards))
     saves = "\n".join(["{", *lines, "}"]) if lines else "{}"
     return _POLICY.format(budget_bytes=plan.budget_bytes, torch=plan.versions.get("torch"), saves=saves)
 
@@ -97,9 +99,10 @@ def operator_saves(plan: Plan, forwards: Forwards) -> str:
     Raises:
         StrategyError: forward is not the planned one.
     """
-    return "\n".join(
-        line for block in _enclosed(plan) for line in _save_lines(block, _forward_of(block, forwards))
-    )
+    lines = list(_left_out(plan))
+    for block in _enclosed(plan):
+        lines += _save_lines(block, _forward_of(block, forwards))
+    return "\n".join(lines)
 
 
 def remat_regions(plan: Plan, forwards: Forwards) -> str:
@@ -115,7 +118,7 @@ def remat_regions(plan: Plan, forwards: Forwards) -> str:
     Raises:
         StrategyError: forward is not the planned one.
     """
-    lines = []
+    lines = list(_left_out(plan))
     for block in _enclosed(plan):
         forward = _forward_of(block, forwards)
         regions = list(_outermost(_regions(block, forward)))
@@ -128,7 +131,18 @@ def remat_regions(plan: Plan, forwards: Forwards) -> str:
 
 
 def _enclosed(plan: Plan) -> Iterator[BlockPlan]:
-    return (block for block in plan.blocks if not block.plain)
+    """Yield the plans of blocks that run in regions, without modules beside the blocks."""
+    for block in plan.blocks:
+        if not block.plain and not block.is_beside:
+            _, own = block.parted()
+            yield own
+
+
+def _left_out(plan: Plan) -> Iterator[str]:
+    """Yield a remark on the modules beside the blocks that the plan decides about."""
+    beside = [name for block in plan.blocks for name in block.modules if block.is_beside or name != block.fqn]
+    if beside:
+        yield f"# left as they are, though the plan recomputes values of them: {', '.join(beside)}"
 
 
 def _held(block: BlockPlan) -> list[Value]:

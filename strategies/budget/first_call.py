@@ -38,6 +38,9 @@ class PlansSteps(Protocol):
     def blocks_of(self, model: nn.Module) -> dict[str, nn.Module]:
         """Return the blocks that a plan decides about, by plain FQN."""
 
+    def beside_of(self, model: nn.Module) -> dict[str, nn.Module]:
+        """Return the modules beside them that it may decide about, by plain FQN."""
+
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class PlansAtFirstCall:
@@ -66,7 +69,7 @@ class PlansAtFirstCall:
         if torch.is_grad_enabled():
             plan = self._plan_for(module, args, kwargs)
             if plan is not self.plan:
-                carrying_out.enclose(plan, self.budget.blocks_of(module))
+                carrying_out.enclose(plan, self.budget.blocks_of(module), self.budget.beside_of(module))
                 self.plan = plan
         return body(*args, **kwargs)
 

@@ -146,7 +146,7 @@ class GroupedTape(BlockTape):
         for tensor in inputs:
             dense = dense_of(tensor)
             link = None if dense is None else self._second.links.get(identity_of(dense))
-            if dense is None or link is None:
+            if dense is None or link is None or identity_of(dense) in self._homes:
                 continue
             if tensor._version != link.version:  # noqa: SLF001 (as autograd counts it)
                 fqn = self._fates.plan.fqn
@@ -157,6 +157,12 @@ class GroupedTape(BlockTape):
             home = StorageHome(tensor, dense, link.home.latest, _LINK)
             home.latest.memory, home.tensors = None, []
             self._homes[identity_of(dense)] = home
+
+    def resume(self, inputs: Iterable[Tensor]) -> None:
+        """Go on with the next module of the call, and take over what the block before hands on to it."""
+        given = list(inputs)
+        super().resume(given)
+        self.offer(given)
 
     def hand_on(self, results: Iterable[Tensor]) -> None:
         """Take note of what the next block may read; call it when the block has run."""

@@ -46,9 +46,9 @@ from typing import Any, NamedTuple
 from strategies.base import StrategyError
 
 _WORDS = {"again": "recompute for each reader"}
-FORMAT = "acbench budget plan 6"
+FORMAT = "acbench budget plan 7"
 _INPUT = -1
-_FATES = ("keep", "offload", "recompute", "again")
+FATES = ("keep", "offload", "recompute", "again")
 
 
 class Value(NamedTuple):
@@ -107,6 +107,9 @@ class BlockPlan:
         plain: whether the block runs untouched; then the other fields are empty.
         group: FQN of the first block of its group, all of which hold nothing but the input of that one until
             their forward runs again as one in backward, from when on they `keep`; empty of a block in none.
+        modules: plain FQNs of the modules whose forwards, one after another, are its forward, such as the
+            embedding before the first block; empty where that is the block alone.
+        first_own: ordinal of the first operator of the last of them.
         operators: number of operators of its forward, checked when the block runs.
         sizes: sizes of its inputs and parameters, checked when the block runs; none of a block that is plain
             in eager.
@@ -125,6 +128,8 @@ class BlockPlan:
     again: tuple[Value, ...] = ()
     plain: bool = False
     group: str = ""
+    modules: tuple[str, ...] = ()
+    first_own: int = 0
     operators: int = 0
     sizes: tuple[TensorSize, ...] = ()
     graph: str = ""
@@ -133,6 +138,23 @@ class BlockPlan:
     offloaded_bytes: int = 0
     extra_flops: int = 0
     why: str = ""
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether it is of modules beside the blocks alone."""
+        return self.fqn in self.modules[:1]
+
+    def parted(self) -> tuple[BlockPlan, BlockPlan]:
+        """Return the plans of the modules before the last one, and of the last one."""
+        first = self.first_own
+        before, own = replace(self, operators=first), replace(self, operators=self.operators - first)
+        for fate in FATES:
+            values: tuple[Value, ...] = getattr(self, fate)
+            shifted = tuple(each._replace(operator=each.operator - first) for each in values)
+            before = replace(before, **{fate: tuple(each for each in values if each.operator < first)})
+            own = replace(own, **{fate: tuple(each for each in shifted if each.operator >= 0)})
+        before = replace(before, fqn=self.fqn if not self.modules else self.modules[0])
+        return before, replace(own, modules=(), first_own=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -317,8 +339,9 @@ def _loop_words(region: Mapping[str, Any]) -> str:
 
 def _described(fqns: Sequence[str], block: BlockPlan) -> str:
     """Return the decisions for blocks in a row that have the same."""
-    lines = [f"{_named(fqns)}: {block.why}"]
-    for verb in _FATES:
+    whole = f" ({' and '.join(block.modules)})" if block.modules else ""
+    lines = [f"{_named(fqns)}{whole}: {block.why}"]
+    for verb in FATES:
         listed = ", ".join(map(str, getattr(block, verb)))
         lines += [f"    {_WORDS.get(verb, verb)}: {listed}"] if listed else []
     return "\n".join(lines)
@@ -326,8 +349,9 @@ def _described(fqns: Sequence[str], block: BlockPlan) -> str:
 
 def _block(held: Mapping[str, Any]) -> BlockPlan:
     sizes = tuple(TensorSize(name, tuple(shape), kind) for name, shape, kind in held["sizes"])
-    values = {name: tuple(Value(*each) for each in held[name]) for name in _FATES}
-    return BlockPlan(**{**held, **values, "sizes": sizes})
+    values = {name: tuple(Value(*each) for each in held[name]) for name in FATES}
+    modules = tuple(map(str, held["modules"]))
+    return BlockPlan(**{**held, **values, "sizes": sizes, "modules": modules})
 
 
 def _unsound(plan: Plan) -> Iterator[str]:
@@ -357,7 +381,7 @@ def _unsound_block(block: BlockPlan) -> Iterator[str]:
     if type(block.plain) is not bool or not _is_count(block.operators):
         yield "plain is true or false, and operators a whole number"
     fates: dict[Value, str] = {}
-    for fate in _FATES:
+    for fate in FATES:
         for value in getattr(block, fate):
             if not _is_of_block(value, block):
                 yield f"{fate} names {value}, and forward has {block.operators} operators"

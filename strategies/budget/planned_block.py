@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +14,17 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from strategies.base import Observation, StrategyError
 from strategies.budget.block_tape import Beyond, BlockTape, Fates
-from strategies.budget.call_sizes import OTHER_OPERATORS, difference, input_share, size_key, sizes_of
+from strategies.budget.call_sizes import (
+    OTHER_MODULES,
+    OTHER_OPERATORS,
+    difference,
+    input_share,
+    input_sizes,
+    parameter_sizes,
+    size_key,
+)
 from strategies.budget.group_tape import Group
-from strategies.budget.plan import BlockPlan
+from strategies.budget.plan import BlockPlan, TensorSize
 from strategies.estimate.tensors import tensors_in
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.saved_tensors import Packed
@@ -23,7 +32,68 @@ from strategies.regions.saved_tensors import Packed
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class PlannedBlock:
-    """A region that carries out the plan of one block.
+    """What the regions of one planned block share: one region, or one for each of the plan's modules.
+
+    Fields:
+        plan: the plan.
+        ledger: the host copies of the model.
+        group: the group that the plan puts the block in.
+    """
+
+    plan: BlockPlan
+    ledger: HostLedger
+    group: Group | None = None
+    fates: Fates = field(init=False)
+    _open: BlockTape | None = None
+    _next: int = 0
+    _has_warned: bool = False
+
+    def __post_init__(self) -> None:
+        self.fates = Fates.of(self.plan)
+
+    @property
+    def last(self) -> int:
+        """The number of the last module."""
+        return max(len(self.plan.modules) - 1, 0)
+
+    def tape(self, region: Any, module: nn.Module, beyond: Beyond) -> BlockTape:
+        """Return the tape of a call that begins with `module`, in place of one that has not ended."""
+        self._end_early()
+        if self.plan.offload:
+            self.ledger.begin_forward()
+        if self.group is not None:
+            return self.group.tape(self.fates, self.ledger, region, module, beyond=beyond)
+        return BlockTape(self.fates, self.ledger, region, beyond=beyond)
+
+    def resumed(self, number: int) -> BlockTape | None:
+        """Return the tape of the call that has come to its module of that number; `None` where none has."""
+        tape, self._open = self._open if number == self._next else None, None
+        if tape is None:
+            self.warn(OTHER_MODULES)
+        return tape
+
+    def pause(self, tape: BlockTape, number: int, results: Iterable[Tensor]) -> None:
+        """Wait for the module of that number, or for backward, whichever comes first."""
+        self._open, self._next = tape, number
+        tape.pause(results, self._end_early)
+
+    def _end_early(self) -> None:
+        """End a call whose other modules have not been called."""
+        tape, self._open = self._open, None
+        if tape is not None:
+            tape.finish_early()
+            tape.close()
+
+    def warn(self, problem: str) -> None:
+        """Warn once."""
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(problem, stacklevel=2)
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class PlannedModule:
+    """A region that carries out the plan of one block, or of one of its modules.
 
     Saved: the storages that the plan keeps, and the inputs of the operators that run again.
     Recomputed: the operators that lead to the other storages that backward needs, each once. Python code does
@@ -31,23 +101,18 @@ class PlannedBlock:
     Moved: the storages that the plan offloads, once to the host and once back.
 
     Fields:
-        plan: the plan.
-        ledger: the host copies of the model.
-        is_for_training: whether the block was in training mode when it got the plan; it runs untouched in
+        block: the plan.
+        number: number of the module among those of the plan.
+        is_for_training: whether the module was in training mode when it got the plan; it runs untouched in
             evaluation mode then, which has other operators.
-        group: the group that the plan puts the block in.
+        is_compiled: whether the module runs as compiled code, of which the tape has no operators.
     """
 
-    plan: BlockPlan
-    ledger: HostLedger
+    block: PlannedBlock
+    number: int = 0
     is_for_training: bool = False
-    group: Group | None = None
-    _fates: Fates = field(init=False)
+    is_compiled: bool = False
     _planned_key: list[Any] | None = None
-    _has_warned: bool = False
-
-    def __post_init__(self) -> None:
-        self._fates = Fates.of(self.plan)
 
     def __call__(
         self,
@@ -60,55 +125,82 @@ class PlannedBlock:
 
         Smaller inputs may have other operators, as a batch of one often has. What follows the first of them
         is kept where all of it needs no more bytes than is planned, else recomputed, and Python warns once.
+        So it does where a module is called without those before it, and runs untouched.
 
         Raises:
             StrategyError: forward gets larger inputs, or runs other operators on inputs of the planned sizes.
         """
+        block = self.block
         is_other_mode = self.is_for_training and not module.training
-        if self.plan.plain or is_other_mode or not torch.is_grad_enabled():
+        if block.plan.plain or is_other_mode or not torch.is_grad_enabled():
             return body(*args, **kwargs)
         beyond = self._beyond(module, args, kwargs)
-        if self.plan.offload:
-            self.ledger.begin_forward()
-        tape = self._tape(module, beyond)
-        tape.offer(tensors_in((args, kwargs)))
+        tape = block.resumed(self.number) if self.number else block.tape(self, module, beyond)
+        if tape is None:
+            return body(*args, **kwargs)
+        if self.number:
+            tape.resume(tensors_in((args, kwargs)))
+        else:
+            tape.offer(tensors_in((args, kwargs)))
+        is_paused = False
         try:
-            with saved_tensors_hooks(tape.pack, _redeem), tape:
+            with saved_tensors_hooks(tape.pack, _redeem), nullcontext() if self.is_compiled else tape:
                 results = body(*args, **kwargs)
-            tape.hand_on(tensors_in(results))
-            tape.finish()
+            if self.number < block.last:
+                block.pause(tape, self.number + 1, tensors_in(results))
+                is_paused = True
+            else:
+                tape.hand_on(tensors_in(results))
+                tape.finish()
         finally:
-            tape.close()
-        if not (tape.is_as_planned or self._has_warned):
-            self._has_warned = True
-            warnings.warn(OTHER_OPERATORS, stacklevel=2)
+            if not is_paused:
+                tape.close()
+        if not tape.is_as_planned:
+            block.warn(OTHER_OPERATORS)
         return results
-
-    def _tape(self, module: nn.Module, beyond: Beyond) -> BlockTape:
-        if self.group is not None:
-            return self.group.tape(self._fates, self.ledger, self, module, beyond=beyond)
-        return BlockTape(self._fates, self.ledger, self, beyond=beyond)
 
     def _beyond(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Beyond:
         """Return what becomes of operators that were not planned; refuse larger inputs, other parameters."""
-        planned = self.plan.sizes
-        key = size_key(module, args, kwargs) if planned else None
+        plan = self.block.plan
+        if not plan.sizes:
+            return Beyond.REFUSED
+        key = size_key(module, () if self.number else args, {} if self.number else kwargs)
         if key == self._planned_key:
             return Beyond.REFUSED
-        found = sizes_of(module, args, kwargs)
+        planned, found = self._planned_sizes(), self._sizes(module, args, kwargs)
         if found == planned:
             self._planned_key = key
             return Beyond.REFUSED
         unlike = difference(planned, found)
         if unlike is not None:
-            problem = f"the plan of {self.plan.fqn!r} was {unlike}; make it again for these sizes"
+            problem = f"the plan of {plan.fqn!r} was {unlike}; make it again for these sizes"
             raise StrategyError("ac", problem)
-        saved_bytes = input_share(planned, found) * self.plan.saved_bytes
-        return Beyond.KEPT if saved_bytes <= self.plan.kept_bytes else Beyond.RECOMPUTED
+        saved_bytes = input_share(planned, found) * plan.saved_bytes
+        return Beyond.KEPT if saved_bytes <= plan.kept_bytes else Beyond.RECOMPUTED
+
+    def _planned_sizes(self) -> tuple[TensorSize, ...]:
+        """Return the planned sizes of the module; those of inputs belong to the first one."""
+        plan = self.block.plan
+        if not plan.modules:
+            return plan.sizes
+        begins = f"parameter {plan.modules[self.number]}."
+        return tuple(
+            size
+            for size in plan.sizes
+            if size.name.startswith(begins) or (not self.number and not size.name.startswith("parameter "))
+        )
+
+    def _sizes(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[TensorSize, ...]:
+        """Return the sizes of a call of the module."""
+        modules = self.block.plan.modules
+        inputs = () if self.number else input_sizes(args, kwargs)
+        return *inputs, *parameter_sizes(module, modules[self.number] if modules else "")
 
     def observe(self) -> Observation:
         """Return the bytes that the latest step moved, over all regions of the ledger."""
-        return Observation(offloaded_bytes=self.ledger.offloaded_bytes)
+        return Observation(offloaded_bytes=self.block.ledger.offloaded_bytes)
 
 
 def _redeem(packed: Packed) -> Tensor:

@@ -19,7 +19,7 @@ from strategies.budget.group_simulation import Share, group_effect
 from strategies.budget.lower_bound import LowerBound
 from strategies.budget.plan import BlockPlan, Plan, Value
 from strategies.budget.simulation import PLAIN, RANDOM_STATE_BYTES, Effect, peak_bytes, totals_of
-from strategies.budget.step_graph import StepGraph, StepOperator
+from strategies.budget.step_graph import BlockCall, StepGraph, StepOperator
 
 Objective: TypeAlias = Literal["flops", "time"]
 _ATTEMPTS = 6
@@ -180,17 +180,17 @@ class Planner:
         found = block_plan(planned, chosen.option)
         reason = self._unplanned.get(call.fqn)
         if not found.plain:
-            yield replace(found, sizes=call.sizes)
-        else:
+            yield _of_call(found, call)
+        elif not call.is_beside:
             yield found if reason is None else replace(found, why=f"no plan is made for blocks that {reason}")
 
     def _grouped_plans(self, chosen: Chosen) -> Iterator[BlockPlan]:
         end = chosen.start + len(chosen.keeps)
         calls = self._calls[chosen.start : end]
-        sizes = [call.sizes for call in self._graph.calls[chosen.start : end]]
-        for planned, keep, share, size in zip(calls, chosen.keeps, chosen.shares, sizes, strict=True):
+        captured = self._graph.calls[chosen.start : end]
+        for planned, keep, share, call in zip(calls, chosen.keeps, chosen.shares, captured, strict=True):
             found = grouped_plan(planned, keep, share, group=(calls[0].fqn, calls[-1].fqn))
-            yield replace(found, sizes=size)
+            yield _of_call(found, call)
 
     def _choice(self, budget_bytes: int) -> list[Chosen]:
         """Return the cheapest choice that keeps the budget.
@@ -328,6 +328,11 @@ def cost(flops: int, seconds: float, step_flops: int, objective: Objective) -> f
         objective: which of them.
     """
     return seconds if objective == "time" else flops + _TIE * step_flops * seconds
+
+
+def _of_call(plan: BlockPlan, call: BlockCall) -> BlockPlan:
+    """Return a plan with what it needs to know of the call that it was made for."""
+    return replace(plan, sizes=call.sizes, modules=tuple(call.modules), first_own=call.first_own)
 
 
 def _on_host(effect: Effect) -> str:

@@ -90,6 +90,9 @@ class BlockCall:
             operator of the step has made, and of which no other call asks for anything.
         unasked: storages that the graph holds after forward, and that backward does not ask for.
         has_own_hooks: whether code within packs what autograd saves, as a checkpoint does.
+        modules: plain FQNs of the modules whose forwards, one after another, are this one; none but the block
+            itself where it is empty.
+        first_own: ordinal of the first operator of the last of them.
     """
 
     fqn: str
@@ -101,6 +104,13 @@ class BlockCall:
     inputs: dict[int, int] = field(default_factory=dict)
     unasked: set[int] = field(default_factory=set)
     has_own_hooks: bool = False
+    modules: list[str] = field(default_factory=list)
+    first_own: int = 0
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether it is of modules beside the blocks alone."""
+        return self.fqn in self.modules[:1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

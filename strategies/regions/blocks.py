@@ -7,7 +7,7 @@ dynamic class before the user's. Names given and names shown are those of the pl
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, ShardingStrategy
@@ -67,6 +67,25 @@ def names_of_children(model: nn.Module, layers_fqn: str) -> list[str]:
         StrategyError: as of `children_of`.
     """
     return [f"{layers_fqn}.{name}" for name in container_at(model, layers_fqn)._modules]  # noqa: SLF001 (named_children leaves repetitions out)
+
+
+def leaves_beside(model: nn.Module, blocks: Iterable[str]) -> dict[str, nn.Module]:
+    """Return `{plain FQN: module}` of what stands beside all blocks: embeddings, the last norm, the head.
+
+    Each has parameters and no children, and its parent holds every block.
+
+    Args:
+        model: the model, with its wrappers.
+        blocks: plain FQNs of the blocks.
+    """
+    given = list(blocks)
+    found = {}
+    for name, module in plain_named_modules(model):
+        parent = name.rpartition(".")[0]
+        is_beside = all(fqn != name and f"{fqn}.".startswith(f"{parent}." if parent else "") for fqn in given)
+        if name and is_beside and module._parameters and not module._modules:  # noqa: SLF001 (its own, not children's)
+            found.setdefault(name, module)
+    return found
 
 
 def container_at(model: nn.Module, layers_fqn: str) -> nn.Module:

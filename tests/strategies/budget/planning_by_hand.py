@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from strategies.budget.memory_layout import dense_of
 from strategies.budget.operator_facts import is_numbered
 from strategies.budget.plan import BlockPlan, Value
-from strategies.budget.planned_block import PlannedBlock
+from strategies.budget.planned_block import PlannedBlock, PlannedModule
 from strategies.estimate.tensors import tensors_in
 from strategies.regions import region
 from strategies.regions.host_copies import HostLedger
@@ -64,4 +64,5 @@ def some(values: list[Value], share: float, seed: int) -> tuple[Value, ...]:
 
 def enclose(block: nn.Module, plan: BlockPlan, ledger: HostLedger | None = None) -> None:
     """Put a planned region around `block`."""
-    region.enclose(block, PlannedBlock(plan=plan, ledger=ledger or HostLedger()), holds_call=False)
+    planned = PlannedModule(block=PlannedBlock(plan=plan, ledger=ledger or HostLedger()))
+    region.enclose(block, planned, holds_call=False)

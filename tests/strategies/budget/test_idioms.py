@@ -51,7 +51,13 @@ def planner_of(model: nn.Module, x: Tensor, host_bytes: int) -> Planner:
     step_of(model, x)()
     model.zero_grad()
     standing = [*model.parameters(), *model.buffers(), x]
-    graph = capture(step_of(model, x), BUDGET.blocks_of(model), device=torch.device("cpu"), standing=standing)
+    graph = capture(
+        step_of(model, x),
+        BUDGET.blocks_of(model),
+        beside=BUDGET.beside_of(model),
+        device=torch.device("cpu"),
+        standing=standing,
+    )
     return Planner(graph, host_bytes=host_bytes)
 
 
@@ -75,7 +81,7 @@ def examine(make: Callable[[], Model], x: Tensor, plan: Plan) -> int:
     """Require that a plan is carried out as it says, and return the number of blocks that it changes."""
     planned = make()
     blocks = BUDGET.blocks_of(planned)
-    carrying_out.enclose(plan.with_idle(blocks), blocks)
+    carrying_out.enclose(plan.with_idle(blocks), blocks, BUDGET.beside_of(planned))
     assert are_equal(trained(make(), x), trained(planned, x))
     peak, on_host = (
         measured_peak_bytes(planned, [x], step_of(planned, x), on_host=on_host) for on_host in (False, True)

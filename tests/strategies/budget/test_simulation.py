@@ -12,7 +12,7 @@ import torch
 
 from strategies.budget.block_options import CallOptions
 from strategies.budget.block_program import PlannedCall, planned_call
-from strategies.budget.planned_block import PlannedBlock
+from strategies.budget.planned_block import PlannedBlock, PlannedModule
 from strategies.budget.planning import block_plan
 from strategies.budget.simulation import PLAIN, Decision, peak_bytes
 from strategies.estimate.flops import flops_of
@@ -71,7 +71,7 @@ def test_predicted_bytes_and_flops_are_measured(dropout: float, moved: float, an
         for call, option in zip(calls, options, strict=True):
             plan = block_plan(call, option)
             if not plan.plain:
-                enclose(planned.blocks[call.fqn], PlannedBlock(plan=plan, ledger=ledger))
+                enclose(planned.blocks[call.fqn], PlannedModule(block=PlannedBlock(plan=plan, ledger=ledger)))
         run = step_of(planned, x)
         assert measured_peak_bytes(planned, [x], run) == peak_bytes(graph, effects)
         assert ledger.offloaded_bytes == sum(effect.host_bytes for effect in effects)
