@@ -17,8 +17,8 @@ OTHER_OPERATORS = (
     "the plain block"
 )
 OTHER_MODULES = (
-    "ac=budget: a module is called without those that its plan has before it, and runs as it is. Gradients are "
-    "those of the plain model, and the step may need more bytes than the plan says"
+    "ac=budget: a block is called without the modules that its plan has before it, and its input stays. "
+    "Gradients are those of the plain model, and the step may need more bytes than the plan says"
 )
 """What Python warns of."""
 
@@ -43,9 +43,7 @@ def parameter_sizes(module: nn.Module, fqn: str = "") -> tuple[TensorSize, ...]:
         fqn: what their names begin with, where a call has several modules.
     """
     before = f"{fqn}." if fqn else ""
-    return tuple(
-        _size(f"parameter {before}{name}", each) for name, each in module.named_parameters()
-    )
+    return tuple(_size(f"parameter {before}{name}", each) for name, each in module.named_parameters())
 
 
 def size_key(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:

@@ -8,7 +8,8 @@ and each use in backward is known to the moment: plans are the differences.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -66,8 +67,8 @@ def capture(
         run_step: the step of one rank.
         blocks: modules by plain FQN, of which a plan will decide; none inside another.
         device: device that computes.
-        beside: modules by plain FQN that a plan may decide about, too. Those that run before a block, and make
-            an input of it, are one call with it; those that run behind all blocks are one call.
+        beside: modules by plain FQN that a plan may decide about, too. Those that run before a block, and
+            make an input of it, are one call with it; those that run behind all blocks are one call.
         standing: tensors that lie on the device during the whole step; what operators read is found anyway.
         bodies: compiled functions that run in place of the forward of blocks. Graphs have no place to put a
             generator back, so their random operators do not run again; inputs of blocks stay where they are.
@@ -295,7 +296,7 @@ class _Watch(OperatorMode):
     def begin_beside(
         self, fqn: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Begin the forward of a module beside the blocks: a call, or the next part of one without a block."""
+        """Begin the forward of a module beside the blocks: a call, or the next part of the open one."""
         if not self._is_open:
             call = BlockCall(
                 fqn=fqn,
@@ -480,7 +481,7 @@ class _Watch(OperatorMode):
                 else:
                     hold(each.storage, max(deaths[number], released))
 
-    def _pin_parts(self, gathered: Set[int]) -> None:
+    def _pin_parts(self, gathered: AbstractSet[int]) -> None:
         """Let no operator run again that has not in backward what it had in forward.
 
         Parameters of modules beside the blocks may be sharded again then; and what runs between two parts of

@@ -145,16 +145,17 @@ class BlockPlan:
         return self.fqn in self.modules[:1]
 
     def parted(self) -> tuple[BlockPlan, BlockPlan]:
-        """Return the plans of the modules before the last one, and of the last one."""
+        """Return the plans of the modules before the last one, of which inputs are, and of the last one."""
         first = self.first_own
-        before, own = replace(self, operators=first), replace(self, operators=self.operators - first)
+        before: dict[str, Any] = {"fqn": self.modules[0], "operators": first}
+        own: dict[str, Any] = {"operators": self.operators - first, "modules": (), "first_own": 0}
         for fate in FATES:
             values: tuple[Value, ...] = getattr(self, fate)
-            shifted = tuple(each._replace(operator=each.operator - first) for each in values)
-            before = replace(before, **{fate: tuple(each for each in values if each.operator < first)})
-            own = replace(own, **{fate: tuple(each for each in shifted if each.operator >= 0)})
-        before = replace(before, fqn=self.fqn if not self.modules else self.modules[0])
-        return before, replace(own, modules=(), first_own=0)
+            before[fate] = tuple(each for each in values if each.operator < first)
+            own[fate] = tuple(
+                each._replace(operator=each.operator - first) for each in values if each.operator >= first
+            )
+        return replace(self, **before), replace(self, **own)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

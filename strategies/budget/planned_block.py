@@ -43,34 +43,65 @@ class PlannedBlock:
     plan: BlockPlan
     ledger: HostLedger
     group: Group | None = None
-    fates: Fates = field(init=False)
+    _fates: Fates = field(init=False)
     _open: BlockTape | None = None
     _next: int = 0
     _has_warned: bool = False
 
     def __post_init__(self) -> None:
-        self.fates = Fates.of(self.plan)
+        self._fates = Fates.of(self.plan)
 
     @property
     def last(self) -> int:
         """The number of the last module."""
         return max(len(self.plan.modules) - 1, 0)
 
-    def tape(self, region: Any, module: nn.Module, beyond: Beyond) -> BlockTape:
-        """Return the tape of a call that begins with `module`, in place of one that has not ended."""
+    def begun(
+        self,
+        region: Any,
+        module: nn.Module,
+        inputs: Iterable[Tensor],
+        beyond: Beyond,
+        *,
+        is_own: bool = False,
+    ) -> BlockTape:
+        """Return the tape of a call that begins with `module`, in place of one that has not ended.
+
+        Args:
+            region: what carries the plan out.
+            module: the module.
+            inputs: tensors that it is called with.
+            beyond: what becomes of operators that were not planned.
+            is_own: whether `module` is the last one of the plan.
+        """
         self._end_early()
         if self.plan.offload:
             self.ledger.begin_forward()
-        if self.group is not None:
-            return self.group.tape(self.fates, self.ledger, region, module, beyond=beyond)
-        return BlockTape(self.fates, self.ledger, region, beyond=beyond)
-
-    def resumed(self, number: int) -> BlockTape | None:
-        """Return the tape of the call that has come to its module of that number; `None` where none has."""
-        tape, self._open = self._open if number == self._next else None, None
-        if tape is None:
-            self.warn(OTHER_MODULES)
+        fates = Fates.of(self.plan.parted()[1]) if is_own else self._fates
+        tape = (
+            BlockTape(fates, self.ledger, region, beyond=beyond)
+            if self.group is None
+            else self.group.tape(fates, self.ledger, region, module, beyond=beyond)
+        )
+        tape.offer(inputs)
         return tape
+
+    def resumed(
+        self, region: Any, module: nn.Module, number: int, inputs: Iterable[Tensor]
+    ) -> BlockTape | None:
+        """Return the tape of the call that has come to its module of that number.
+
+        Without it a block follows its own part of the plan, and another module, such as a head that is called
+        twice, none.
+        """
+        tape, self._open = self._open if number == self._next else None, None
+        if tape is not None:
+            tape.resume(inputs)
+            return tape
+        if not self.plan.first_own or self.plan.first_own == self.plan.operators:
+            return None
+        self.warn(OTHER_MODULES)
+        return self.begun(region, module, inputs, Beyond.REFUSED, is_own=True)
 
     def pause(self, tape: BlockTape, number: int, results: Iterable[Tensor]) -> None:
         """Wait for the module of that number, or for backward, whichever comes first."""
@@ -125,7 +156,7 @@ class PlannedModule:
 
         Smaller inputs may have other operators, as a batch of one often has. What follows the first of them
         is kept where all of it needs no more bytes than is planned, else recomputed, and Python warns once.
-        So it does where a module is called without those before it, and runs untouched.
+        It warns, too, where a block is called without the modules before it, and follows its own part.
 
         Raises:
             StrategyError: forward gets larger inputs, or runs other operators on inputs of the planned sizes.
@@ -135,13 +166,14 @@ class PlannedModule:
         if block.plan.plain or is_other_mode or not torch.is_grad_enabled():
             return body(*args, **kwargs)
         beyond = self._beyond(module, args, kwargs)
-        tape = block.resumed(self.number) if self.number else block.tape(self, module, beyond)
+        inputs = tensors_in((args, kwargs))
+        tape = (
+            block.resumed(self, module, self.number, inputs)
+            if self.number
+            else block.begun(self, module, inputs, beyond)
+        )
         if tape is None:
             return body(*args, **kwargs)
-        if self.number:
-            tape.resume(tensors_in((args, kwargs)))
-        else:
-            tape.offer(tensors_in((args, kwargs)))
         is_paused = False
         try:
             with saved_tensors_hooks(tape.pack, _redeem), nullcontext() if self.is_compiled else tape:

@@ -79,7 +79,7 @@ def leaves_beside(model: nn.Module, blocks: Iterable[str]) -> dict[str, nn.Modul
         blocks: plain FQNs of the blocks.
     """
     given = list(blocks)
-    found = {}
+    found: dict[str, nn.Module] = {}
     for name, module in plain_named_modules(model):
         parent = name.rpartition(".")[0]
         is_beside = all(fqn != name and f"{fqn}.".startswith(f"{parent}." if parent else "") for fqn in given)

@@ -95,6 +95,9 @@ def test_parity_of_a_model_that_takes_its_input_by_name_alone(setting: Setting) 
     assert all(map(torch.equal, *found))
 
 
+called_alone = pytest.mark.filterwarnings("ignore:ac=budget. a block is called without the modules")
+
+
 AT_CALL_SITES = {  # these refuse them, because they choose among submodules
     name: setting
     for name, setting in SETTINGS.items()
@@ -121,6 +124,7 @@ def test_names_are_those_of_the_plain_model(setting: Setting) -> None:
     model.load_state_dict(plain.state_dict())
 
 
+@called_alone
 @each_setting
 def test_independence_of_the_models_in_one_process(setting: Setting) -> None:
     alone = setting.make().apply(toy())
@@ -235,6 +239,7 @@ def test_evaluation_without_gradients_calls_through(setting: Setting) -> None:
         assert torch.equal(model(tokens), plain(tokens))
 
 
+@called_alone
 @each_setting
 @pytest.mark.parametrize(
     "duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"]

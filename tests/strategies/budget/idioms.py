@@ -632,6 +632,101 @@ def decoder() -> Block:
     )
 
 
+class Worded(Plain):
+    """Tokens before the blocks, a norm and a head behind them.
+
+    Args:
+        begin: returns the first block's input of tokens.
+        end: returns outputs of what the last block returns.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[Any, Tensor], Tensor] = lambda model, tokens: model.words(tokens),
+        end: Callable[[Any, Tensor], Tensor] = lambda model, x: model.head(model.norm(x)),
+    ) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(TOKENS, WIDTH), nn.Embedding(TOKENS, WIDTH)
+        self.norm, self.middle = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
+        self.__dict__["ends"] = begin, end
+
+    def forward(self, x: Tensor) -> Tensor:
+        begin, end = self.__dict__["ends"]
+        tokens = (x[..., 0].abs() * TOKENS).long() % TOKENS
+        outputs: Tensor = end(self, self.through(begin(self, tokens)))
+        return outputs
+
+
+class NormBetween(Worded):
+    def through(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.layers[1](self.middle(self.layers[0](x)))
+        return outputs
+
+
+def with_places(model: Worded, tokens: Tensor) -> Tensor:
+    positions = torch.arange(tokens.shape[-1])
+    x: Tensor = model.words(tokens) + model.places(positions)
+    return x
+
+
+def scaled_in_place(model: Worded, tokens: Tensor) -> Tensor:
+    x: Tensor = model.words(tokens).mul_(WIDTH**0.5)
+    return x
+
+
+def read_between(model: Worded, tokens: Tensor) -> Tensor:
+    x: Tensor = model.words(tokens)
+    model.__dict__["size"] = x.detach().norm()
+    return x
+
+
+def without_gradients(model: Worded, tokens: Tensor) -> Tensor:
+    with torch.no_grad():
+        x: Tensor = model.words(tokens)
+    return x
+
+
+def two_heads(model: Worded, x: Tensor) -> Tensor:
+    x = model.norm(x)
+    outputs: Tensor = model.head(x) + model.head(x.tanh())
+    return outputs
+
+
+def tied_head(model: Worded, x: Tensor) -> Tensor:
+    return functional.linear(model.norm(x), model.words.weight)
+
+
+def written_norm(model: Worded, x: Tensor) -> Tensor:
+    outputs: Tensor = model.head(model.norm(x).mul_(2))
+    return outputs
+
+
+def norm_saved_around(model: Worded, x: Tensor) -> Tensor:
+    y = model.norm(x)
+    outputs: Tensor = model.head(y) * y.exp().sum()
+    return outputs
+
+
+BESIDE: dict[str, Callable[[], Model]] = {
+    "an embedding before": Worded,
+    "positions that the model adds": lambda: Worded(begin=with_places),
+    "an embedding scaled in place": lambda: Worded(begin=scaled_in_place),
+    "an embedding that is looked at": lambda: Worded(begin=read_between),
+    "an embedding without gradients": lambda: Worded(begin=without_gradients),
+    "a head called twice": lambda: Worded(end=two_heads),
+    "a head that is the embedding": lambda: Worded(end=tied_head),
+    "a head of the last token": lambda: Worded(end=lambda model, x: model.head(model.norm(x)[:, -1])),
+    "a head of tokens in another order": lambda: Worded(
+        end=lambda model, x: model.head(model.norm(x).flip(1))
+    ),
+    "a norm written in place": lambda: Worded(end=written_norm),
+    "a norm that others save": lambda: Worded(end=norm_saved_around),
+    "a norm called twice": lambda: Worded(end=lambda model, x: model.head(model.norm(model.norm(x)))),
+    "a norm between blocks": NormBetween,
+}
+"""What stands beside the blocks."""
+
+
 MODELS: dict[str, Callable[[], Model]] = {
     "nests of tensors, by name": Nests,
     "outputs that no loss depends on": KeptOutputs,

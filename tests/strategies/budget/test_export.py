@@ -59,7 +59,7 @@ def test_a_policy_file_computes_the_same_and_holds_what_it_says() -> None:
     # three masks of dropout are written in place, and one layer norm has its output beside its statistics
     assert "# lost: aten.empty_like.default.0 (17), aten.empty_like.default.0 (28), aten" in text
     kept_bytes = sum(block.kept_bytes for block in plan.blocks)
-    assert found - held_bytes(model) == kept_bytes - 3 * 3 * 1024 + 1024 == 29824
+    assert found - held_bytes(model) == kept_bytes - 3 * 3 * 1024 + 1024 == 30848
 
 
 def test_a_policy_file_refuses_other_operators() -> None:
@@ -78,7 +78,8 @@ def test_a_plain_plan_leaves_every_block_as_it_is() -> None:
 
 
 def test_saves_name_modules_and_operators() -> None:
-    assert operator_saves(*planned(0.82)).splitlines()[:2] == [
+    assert operator_saves(*planned(0.82)).splitlines()[:3] == [
+        "# left as they are, though the plan recomputes values of them: embedding",
         "layers.0::aten.clone.default  # 3 of 4 calls",
         "layers.0.up::aten.addmm.default",
     ]
@@ -86,8 +87,8 @@ def test_saves_name_modules_and_operators() -> None:
 
 def test_regions_are_submodules_whose_results_are_held() -> None:
     text = remat_regions(*planned(0.82))
-    assert yaml.safe_load(text) == {f"layers.{number}": ["up"] for number in range(3)}
-    assert text.startswith("# lost: aten.clone.default.0 (9), ")
+    assert yaml.safe_load(text) == {"layers.0": ["up"], "layers.1": ["out", "up"], "layers.2": ["up"]}
+    assert "\n# lost: aten.clone.default.0 (9), " in text
 
 
 def by_hand(*kept: int) -> BlockPlan:

@@ -18,6 +18,7 @@ from strategies.budget.first_call import shadow_step
 from strategies.budget.plan import Plan
 from strategies.budget.planning import Planner
 from tests.strategies.budget.idioms import (
+    BESIDE,
     BETWEEN,
     IN_PLACE,
     ITERATORS,
@@ -152,7 +153,7 @@ def test_an_idiom_between_linears(between: Between, parts: Parts) -> None:
     examine_first_call(of(between, parts), rows())
 
 
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("make", [*MODELS.values(), *BESIDE.values()], ids=[*MODELS, *BESIDE])
 def test_an_idiom_around_blocks(make: Callable[[], Model]) -> None:
     examine_plans(make, rows())
     examine_first_call(make, rows())

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from strategies import Observation, StrategyError
-from strategies.regions.blocks import children_of, find_blocks, plain_class, unwrapped
+from strategies.regions.blocks import children_of, find_blocks, leaves_beside, plain_class, unwrapped
 from strategies.regions.region import Region, enclose, regions
 from tests.strategies.toys import MODELS, Toy, toy
 
@@ -32,6 +32,16 @@ FOUND = {
 @pytest.mark.parametrize(("model", "layers_fqn", "classes", "expected"), FOUND.values(), ids=FOUND)
 def test_found(model: str, layers_fqn: str, classes: tuple[str, ...], expected: list[str]) -> None:
     assert list(find_blocks(toy(model), layers_fqn=layers_fqn, module_classes=classes)) == expected
+
+
+def test_leaves_beside_stand_beside_every_block() -> None:
+    inner = nn.ModuleDict({"words": nn.Embedding(2, 4), "layers": toy().layers, "act": nn.GELU()})
+    other = nn.Sequential(nn.Linear(4, 4))
+    whole = nn.ModuleDict({"inner": inner, "head": nn.Linear(4, 4), "other": other, "drop": nn.Dropout()})
+    blocks = find_blocks(whole, layers_fqn="inner.layers", module_classes=())
+    assert list(leaves_beside(whole, blocks)) == ["inner.words", "head"]
+    norms = find_blocks(whole, layers_fqn="", module_classes=("LayerNorm",))
+    assert list(leaves_beside(whole, norms)) == ["inner.words", "head"]
 
 
 REFUSED = {
