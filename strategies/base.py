@@ -243,12 +243,13 @@ class PlansFromStep(Protocol):
             StrategyError: what it plans for is not there.
         """
 
-    def write_best_plan(self, steps: Iterable[RunnableStep], file: Path) -> None:
+    def write_best_plan(self, steps: Iterable[RunnableStep], file: Path, *, spare_bytes: int = 0) -> None:
         """Make the cheapest plan of a step that can be taken in several ways, and write it to `file`.
 
         Args:
             steps: without chunks, then in chunks of several plans; each is done with when the next comes.
             file: what it is written to.
+            spare_bytes: bytes below its budget that the plan is to stay.
 
         Raises:
             StrategyError: there is no plan.

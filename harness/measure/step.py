@@ -158,7 +158,9 @@ def runnable_step(trainee: Trainee, batch: Any) -> RunnableStep:
     )
 
 
-def write_plan(variant: PlansFromStep, steps: Iterable[RunnableStep], file: Path) -> None:
+def write_plan(
+    variant: PlansFromStep, steps: Iterable[RunnableStep], file: Path, *, spare_bytes: int = 0
+) -> None:
     """Let rank 0 plan for what it sees of steps that all ranks take: no rank holds more.
 
     Args:
@@ -166,13 +168,14 @@ def write_plan(variant: PlansFromStep, steps: Iterable[RunnableStep], file: Path
         steps: a step of the plain model, after one that has made optimizer state; then the same in chunks of
             several plans.
         file: where rank 0 writes the plan.
+        spare_bytes: bytes below its budget that the plan is to stay.
 
     Raises:
         StrategyError: the model has not what is planned for; or there is no plan, on rank 0.
     """
     checked = _checked(variant, steps)
     if not dist.is_initialized() or dist.get_rank() == 0:
-        variant.write_best_plan(checked, file)
+        variant.write_best_plan(checked, file, spare_bytes=spare_bytes)
         return
     for step in checked:
         variant.attend_plan(step)

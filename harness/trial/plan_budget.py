@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from harness.experiment.experiment import Experiment, name_of
-from harness.measure.step import runnable_step, write_plan
+from harness.measure.step import instrument, runnable_step, write_plan
 from harness.measure.trainee import Trainee
 from harness.models.base import Batch
 from harness.trial.planned_step import build, planned_step
@@ -24,6 +24,7 @@ from strategies import (
     OffersPlans,
     PlansFromStep,
     RunnableStep,
+    Strategy,
     StrategyError,
     ac_variants,
     chunk_variants,
@@ -32,6 +33,9 @@ from strategies import (
 
 PLAN_FILE = "plan.json"
 """Name of the file in the folder of a trial."""
+
+_ATTEMPTS = 5
+"""Plans that are measured, where the bytes of what a compiler generates cannot be counted."""
 
 _OFFERS = "chunks"
 """Name of a folder beside it, as long as the plan is made."""
@@ -67,11 +71,43 @@ def with_plan(
         return experiment
     if ac.plan_file is not None:
         return carrying_out(experiment, Path(ac.plan_file))
-    with _offered(experiment, batch(0), device, file.with_name(_OFFERS)) as offers:
-        asked = _Asked(experiment=experiment, assemble=assemble, batch=batch, warm_up_steps=warm_up_steps)
-        write_plan(ac, asked.steps(offers), file)
-        _meet()
+    asked = _Asked(experiment=experiment, assemble=assemble, batch=batch, warm_up_steps=warm_up_steps)
+    if experiment.compile == "inductor":
+        _write_measured(ac, asked, file, device)
+    else:
+        with _offered(experiment, batch(0), device, file.with_name(_OFFERS)) as offers:
+            write_plan(ac, asked.steps(offers), file)
+            _meet()
     return carrying_out(replace(experiment, ac=ac.with_plan(file)), file)
+
+
+def _write_measured(ac: PlansFromStep, asked: _Asked, file: Path, device: torch.device) -> None:
+    """Write a plan whose generated kernels keep the budget.
+
+    A plan counts the bytes of operators. Inductor's kernels join some, and hold what they read until all of it
+    is computed, so the bytes that they need are measured, and a plan is made that leaves room for them.
+
+    Raises:
+        StrategyError: there is no plan, or none of those that were measured keeps the budget.
+    """
+    spare_bytes = 0
+    for attempt in range(_ATTEMPTS):
+        tried = file.with_name(f"{attempt}-{file.name}")  # what is compiled for one name is compiled once
+        write_plan(ac, asked.steps([]), tried, spare_bytes=spare_bytes)
+        _meet()
+        budget_bytes = json.loads(tried.read_text(encoding="utf-8"))["budget_bytes"]
+        beyond = _most(asked.peak_bytes(ac.with_plan(tried)), device) - budget_bytes
+        if _is_first():
+            tried.replace(file)
+        _meet()
+        if beyond <= 0:
+            return
+        spare_bytes += beyond
+    problem = (
+        f"the kernels of each of {_ATTEMPTS} plans need more than {budget_bytes} bytes, the last one "
+        f"{budget_bytes + beyond}"
+    )
+    raise StrategyError("compile", f"{problem}; use compile=aot_eager, or a larger budget")
 
 
 def carrying_out(experiment: Experiment, file: Path) -> Experiment:
@@ -137,6 +173,16 @@ class _Asked:
     batch: Callable[[int], Batch]
     warm_up_steps: int
 
+    def peak_bytes(self, ac: Strategy) -> int:
+        """Return the peak of the step with a plan, on this rank."""
+        trainee = self.assemble(replace(self.experiment, ac=ac))
+        warm_up(trainee, self.batch, steps=self.warm_up_steps)
+        peak_bytes = instrument(trainee, self.batch(self.warm_up_steps)).memory.peak_bytes
+        trainee.zero_grad()
+        del trainee
+        gc.collect()
+        return peak_bytes
+
     def steps(self, offers: Sequence[Path]) -> Iterator[RunnableStep]:
         """Yield the step without AC and chunks, then with the chunks of each offer; one model at a time."""
         plain = self.experiment.plain().uncompiled()
@@ -157,6 +203,15 @@ class _Asked:
         trainee.zero_grad()
         del trainee, step
         gc.collect()
+
+
+def _most(number: int, device: torch.device) -> int:
+    """Return the largest number of all ranks."""
+    if not dist.is_initialized():
+        return number
+    held = torch.tensor(number, device=device)
+    dist.all_reduce(held, op=dist.ReduceOp.MAX)
+    return int(held)
 
 
 def _is_first() -> bool:

@@ -257,17 +257,18 @@ class Budget(ActivationCheckpointing):
         with step.around():
             step.run()
 
-    def write_best_plan(self, steps: Iterable[RunnableStep], file: Path) -> None:
+    def write_best_plan(self, steps: Iterable[RunnableStep], file: Path, *, spare_bytes: int = 0) -> None:
         """Make the cheapest plan of a step that can be taken in several ways, and write it to `file`.
 
         Args:
             steps: without chunks, then in chunks of several plans.
             file: what it is written to.
+            spare_bytes: bytes below its budget that the plan is to stay.
 
         Raises:
             StrategyError: no plan keeps the budget, with the smallest that one keeps; no block ran.
         """
-        self._best_plan(steps).save(file)
+        self._best_plan(steps, spare_bytes).save(file)
 
     def plan(self, step: RunnableStep) -> Plan:
         """Return the plan of `step`.
@@ -277,7 +278,7 @@ class Budget(ActivationCheckpointing):
         """
         return self._best_plan([step])
 
-    def _best_plan(self, steps: Iterable[RunnableStep]) -> Plan:
+    def _best_plan(self, steps: Iterable[RunnableStep], spare_bytes: int = 0) -> Plan:
         found: dict[str, nn.Module] = {}
         of_executor: Callable[[Plan], Plan] = _same
         ways: list[chunked_planning.Way] = []
@@ -298,10 +299,11 @@ class Budget(ActivationCheckpointing):
                 nests=not self.needs_compiler and step.chunk is None,
             )
             ways.append(chunked_planning.Way(planner=planner, chunk=step.chunk))
-        return of_executor(self._fitting(chunked_planning.ChunkedPlanner(ways, objective)).with_idle(found))
+        planner = chunked_planning.ChunkedPlanner(ways, objective)
+        return of_executor(self._fitting(planner, spare_bytes).with_idle(found))
 
-    def _fitting(self, planner: chunked_planning.ChunkedPlanner) -> Plan:
-        """Return the plan for the budget.
+    def _fitting(self, planner: chunked_planning.ChunkedPlanner, spare_bytes: int) -> Plan:
+        """Return the plan for the budget, which stays below it by `spare_bytes`.
 
         Raises:
             StrategyError: no plan keeps it.
@@ -312,16 +314,21 @@ class Budget(ActivationCheckpointing):
             assert self.fraction is not None, "one of the two is given"
             where, most = "ac.fraction", self.fraction * planner.plain_peak_bytes
         try:
-            return planner.plan(int(most))
+            plan = planner.plan(int(most) - spare_bytes)
+            least = planner.least_flops(int(most))
+            return replace(
+                plan, budget_bytes=int(most), spare_bytes=spare_bytes, lower_bound_extra_flops=least
+            )
         except planning.BudgetBelowMinimum as error:
-            share = math.ceil(1e4 * error.minimum_feasible_bytes / planner.plain_peak_bytes) / 1e4
-            gib = math.ceil(1e9 * error.minimum_feasible_bytes / _GIB) / 1e9
+            needed = error.minimum_feasible_bytes + spare_bytes
+            share = math.ceil(1e4 * needed / planner.plain_peak_bytes) / 1e4
+            gib = math.ceil(1e9 * needed / _GIB) / 1e9
             smallest = f"ac.fraction={share:g} or ac.budget_gib={gib:.9g}"
             proven = f"{bounded(planner.chunkings)} needs less than {error.proven_minimum_bytes} bytes"
             raise StrategyError(
                 where,
                 f"no plan keeps {int(most)} bytes; the smallest that one keeps is "
-                f"{error.minimum_feasible_bytes} bytes, {smallest}; no schedule of {proven}{error.limits}",
+                f"{needed} bytes, {smallest}; no schedule of {proven}{_spared(spare_bytes)}{error.limits}",
             ) from error
 
     def observe(self, model: nn.Module) -> Observation:
@@ -369,6 +376,11 @@ class Budget(ActivationCheckpointing):
             problem = f"{file!r} was made for ac.executor={plan.executor}, not {self.executor}"
             raise StrategyError("ac.plan_file", f"{problem}; use that one, or make the plan again")
         return plan
+
+
+def _spared(spare_bytes: int) -> str:
+    """Return what kernels need beside a plan, for the end of a sentence."""
+    return f"; kernels of a plan were measured to need {spare_bytes} bytes more" if spare_bytes else ""
 
 
 def _same(plan: Plan) -> Plan:

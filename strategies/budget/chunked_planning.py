@@ -71,7 +71,7 @@ class ChunkedPlanner:
             minimum_feasible_bytes=self.minimum_feasible_bytes,
             proven_minimum_bytes=self._proven_bytes(),
             step_flops=self._plain.step_flops,
-            lower_bound_extra_flops=self._least_flops(budget_bytes),
+            lower_bound_extra_flops=self.least_flops(budget_bytes),
             chunkings=self.chunkings,
             chunk=cheapest.chunk and {"why": self._why(found[0]), **cheapest.chunk},
         )
@@ -100,7 +100,7 @@ class ChunkedPlanner:
     def _proven_bytes(self) -> int:
         return min(way.planner.bound.minimum_bytes() for way in self._ways)
 
-    def _least_flops(self, budget_bytes: int) -> int:
+    def least_flops(self, budget_bytes: int) -> int:
         """Return the least of the bounds of all ways; 0 where none finds a schedule."""
         bounds = [way.planner.least_flops(budget_bytes) + self._work_of_loops(way)[0] for way in self._ways]
         least = min(bounds)

@@ -164,6 +164,7 @@ class Plan:
 
     Fields:
         budget_bytes: most bytes of a step's peak.
+        spare_bytes: bytes below it that are left for what a compiler adds to the operators, as was measured.
         host_budget_bytes: most bytes that wait on the host.
         predicted_peak_bytes: peak of the step with the plan.
         offloaded_bytes: bytes that wait on the host when backward begins, their highest total.
@@ -185,6 +186,7 @@ class Plan:
     """
 
     budget_bytes: int
+    spare_bytes: int = 0
     host_budget_bytes: int = 0
     predicted_peak_bytes: int
     offloaded_bytes: int = 0
@@ -226,6 +228,10 @@ class Plan:
             f"budget {readable(self.budget_bytes)}; predicted peak {peak}, without a plan {plain}; "
             f"{self.percent(self.extra_flops):.2f} % extra FLOPs"
         )
+        if self.spare_bytes:
+            certificate += (
+                f"; {readable(self.spare_bytes)} are left for what kernels need beside the operators"
+            )
         if self.host_budget_bytes:
             moved, most = readable(self.offloaded_bytes), readable(self.host_budget_bytes)
             certificate += f"; {moved} of {most} wait on the host"
