@@ -84,8 +84,8 @@ def with_plan(
 def _write_measured(ac: PlansFromStep, asked: _Asked, file: Path, device: torch.device) -> None:
     """Write a plan whose generated kernels keep the budget.
 
-    A plan counts the bytes of operators. Inductor's kernels join some, and hold what they read until all of it
-    is computed, so the bytes that they need are measured, and a plan is made that leaves room for them.
+    A plan counts the bytes of operators. Inductor's kernels join some, and hold what they read until all of
+    it is computed, so the bytes that they need are measured, and a plan is made that leaves room for them.
 
     Raises:
         StrategyError: there is no plan, or none of those that were measured keeps the budget.
@@ -95,17 +95,17 @@ def _write_measured(ac: PlansFromStep, asked: _Asked, file: Path, device: torch.
         tried = file.with_name(f"{attempt}-{file.name}")  # what is compiled for one name is compiled once
         write_plan(ac, asked.steps([]), tried, spare_bytes=spare_bytes)
         _meet()
-        budget_bytes = json.loads(tried.read_text(encoding="utf-8"))["budget_bytes"]
-        beyond = _most(asked.peak_bytes(ac.with_plan(tried)), device) - budget_bytes
+        plan = json.loads(tried.read_text(encoding="utf-8"))
+        peak_bytes = _most(asked.peak_bytes(ac.with_plan(tried)), device)
         if _is_first():
             tried.replace(file)
         _meet()
-        if beyond <= 0:
+        if peak_bytes <= plan["budget_bytes"]:
             return
-        spare_bytes += beyond
+        spare_bytes = peak_bytes - plan["predicted_peak_bytes"]  # more than what was left
     problem = (
-        f"the kernels of each of {_ATTEMPTS} plans need more than {budget_bytes} bytes, the last one "
-        f"{budget_bytes + beyond}"
+        f"the kernels of each of {_ATTEMPTS} plans need more than {plan['budget_bytes']} bytes, those of the "
+        f"last one {peak_bytes}"
     )
     raise StrategyError("compile", f"{problem}; use compile=aot_eager, or a larger budget")
 

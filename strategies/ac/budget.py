@@ -299,8 +299,8 @@ class Budget(ActivationCheckpointing):
                 nests=not self.needs_compiler and step.chunk is None,
             )
             ways.append(chunked_planning.Way(planner=planner, chunk=step.chunk))
-        planner = chunked_planning.ChunkedPlanner(ways, objective)
-        return of_executor(self._fitting(planner, spare_bytes).with_idle(found))
+        all_ways = chunked_planning.ChunkedPlanner(ways, objective)
+        return of_executor(self._fitting(all_ways, spare_bytes).with_idle(found))
 
     def _fitting(self, planner: chunked_planning.ChunkedPlanner, spare_bytes: int) -> Plan:
         """Return the plan for the budget, which stays below it by `spare_bytes`.
