@@ -53,7 +53,7 @@ from strategies.budget.planning import BudgetBelowMinimum, Planner
 from strategies.budget.step_graph import StepGraph
 from strategies.chunk.base import FromPlan
 from strategies.chunk.budget import Budget as ChunkBudget
-from strategies.regions.blocks import find_blocks, leaves_beside
+from strategies.regions.blocks import ModelModules, find_blocks
 from strategies.tracing.fakes import Fakes
 from strategies.tracing.following import as_with_data
 
@@ -144,8 +144,8 @@ def captured(experiment: Experiment) -> StepGraph:
 
         step()
         blocks = find_blocks(trainee.model, layers_fqn=experiment.model.layers_fqn, module_classes=())
-        beside = leaves_beside(trainee.model, blocks)
-        return capture(step, blocks, beside=beside, device=device, standing=trainee.model.parameters())
+        modules = ModelModules.of(trainee.model, blocks)
+        return capture(step, modules, device=device, standing=trainee.model.parameters())
 
 
 def in_chunks(experiment: Experiment) -> list[tuple[Mapping[str, Any], StepGraph]]:
@@ -173,7 +173,7 @@ def captured_compiled(experiment: Experiment, compiler: str) -> tuple[StepGraph,
     instrument(trainee, batch)
     step = replace(runnable_step(trainee, batch), compiler=compiler)
     blocks = find_blocks(trainee.model, layers_fqn=experiment.model.layers_fqn, module_classes=())
-    return compiled_planning.captured(step, blocks, leaves_beside(trainee.model, blocks))
+    return compiled_planning.captured(step, ModelModules.of(trainee.model, blocks))
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ from strategies.budget.block_options import Option
 from strategies.budget.plan import Plan
 from strategies.budget.planning import BudgetBelowMinimum, Planner
 from strategies.budget.simulation import PLAIN
-from strategies.regions.blocks import find_blocks, leaves_beside
+from strategies.regions.blocks import ModelModules, find_blocks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,6 +132,6 @@ def carried_out(plan: Plan, layers_fqn: str) -> Callable[[Assembled], None]:
 
     def change(trainee: Assembled) -> None:
         blocks = find_blocks(trainee.model, layers_fqn=layers_fqn, module_classes=())
-        carrying_out.enclose(plan, blocks, leaves_beside(trainee.model, blocks))
+        carrying_out.enclose(plan, ModelModules.of(trainee.model, blocks))
 
     return change

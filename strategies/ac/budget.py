@@ -125,17 +125,17 @@ class Budget(ActivationCheckpointing):
             StrategyError: no such blocks, the model is checkpointed already, or the plan is another model's.
         """
         region.refuse_enclosed(model)
-        found, beside = self.blocks_of(model), self.beside_of(model)
-        region.refuse_own_forward(found)
+        modules = self.modules_of(model)
+        region.refuse_own_forward(modules.blocks)
         if self.needs_compiler:
             if self.plan_file is not None:
-                carrying_out.require_blocks(self._given(self.plan_file), found, beside)
+                carrying_out.require_blocks(self._given(self.plan_file), modules)
         elif self.plan_file is None:
             region.enclose(
                 blocks.unwrapped(model), first_call.PlansAtFirstCall(budget=self), holds_call=False
             )
         else:
-            carrying_out.enclose(self._given(self.plan_file), found, beside)
+            carrying_out.enclose(self._given(self.plan_file), modules)
         return model
 
     def partitions(self, model: nn.Module, compiler: str) -> Mapping[str, Partition]:
@@ -158,7 +158,7 @@ class Budget(ActivationCheckpointing):
         Args:
             model: the model.
         """
-        carrying_out.enclose_beside(self._required(), self.blocks_of(model), self.beside_of(model))
+        carrying_out.enclose_beside(self._required(), self.modules_of(model))
 
     def view(self, name: str, model: nn.Module, sample: tuple[Any, ...]) -> str:
         """Return the plan as text, or in the words of what others run.
@@ -279,19 +279,18 @@ class Budget(ActivationCheckpointing):
         return self._best_plan([step])
 
     def _best_plan(self, steps: Iterable[RunnableStep], spare_bytes: int = 0) -> Plan:
-        found: dict[str, nn.Module] = {}
+        found: Mapping[str, nn.Module] = {}
         of_executor: Callable[[Plan], Plan] = _same
         ways: list[chunked_planning.Way] = []
         objective: planning.Objective = "time" if self.objective == "time" else "flops"
         for step in steps:
-            found, beside = self.blocks_of(step.model), self.beside_of(step.model)
+            modules = self.modules_of(step.model)
+            found = modules.blocks
             if self.needs_compiler:
-                graph, of_executor = compiled_planning.captured(step, found, beside)
+                graph, of_executor = compiled_planning.captured(step, modules)
             else:
                 with step.around():
-                    graph = capture.capture(
-                        step.run, found, beside=beside, device=step.device, standing=step.standing
-                    )
+                    graph = capture.capture(step.run, modules, device=step.device, standing=step.standing)
             planner = planning.Planner(
                 graph,
                 objective=objective,
@@ -350,10 +349,9 @@ class Budget(ActivationCheckpointing):
         found = blocks.find_blocks(model, layers_fqn=self.layers_fqn, module_classes=self.module_classes)
         return {fqn: blocks.unwrapped(block) for fqn, block in found.items()}
 
-    def beside_of(self, model: nn.Module) -> dict[str, nn.Module]:
-        """Return the modules beside the blocks that a plan may decide about, by plain FQN."""
-        found = blocks.leaves_beside(model, self.blocks_of(model))
-        return {fqn: each for fqn, each in found.items() if "forward" not in vars(each)}
+    def modules_of(self, model: nn.Module) -> blocks.ModelModules:
+        """Return what a plan may decide about."""
+        return blocks.ModelModules.of(model, self.blocks_of(model))
 
     def _required(self) -> Plan:
         """Return the plan that is given.

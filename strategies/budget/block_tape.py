@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 from torch.utils._pytree import tree_map_only
 
 from strategies.base import StrategyError
@@ -34,9 +34,6 @@ _CAST = "aten._to_copy.default"
 
 Address: TypeAlias = tuple[int, int]
 """Operator that makes a storage, and number of the result."""
-
-_FIRST_MADE: Address = (0, 0)
-"""The lowest address of what the block makes; those of inputs are below."""
 
 
 class Beyond(Enum):
@@ -88,6 +85,7 @@ class Fates:
         held: addresses of storages that are kept or offloaded.
         on_host: addresses of those that are offloaded.
         again: addresses of those that are made anew for each request.
+        passed: numbers of operators before the block that are none of the plan's.
     """
 
     plan: BlockPlan
@@ -95,6 +93,7 @@ class Fates:
     held: frozenset[Address]
     on_host: frozenset[Address]
     again: frozenset[Address]
+    passed: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, plan: BlockPlan) -> Fates:
@@ -105,6 +104,7 @@ class Fates:
             frozenset(map(_address, (*plan.keep, *plan.offload))),
             frozenset(map(_address, plan.offload)),
             frozenset(map(_address, plan.again)).difference(map(_address, (*plan.keep, *plan.offload))),
+            frozenset(plan.passed),
         )
 
     def until(self, count: int) -> Fates:
@@ -141,6 +141,7 @@ class BlockTape(OperatorMode):
         self._enclosing: Any = _hooks_around()
         self._end_early: Callable[[], None] | None = None
         self._handed_on: dict[int, int] = {}
+        self._is_before = self._is_idle = False
         self._pause = Pause()
         self._fakes = fake_mode()
         self._count = 0
@@ -186,6 +187,36 @@ class BlockTape(OperatorMode):
                 raise StrategyError("ac", f"{problem}, so that it cannot be made again; write to a copy")
         self._handed_on = {}
 
+    def begin_before(self) -> None:
+        """Follow the operators before the block, until `reach` ends it."""
+        self._is_before = True
+        self.__enter__()
+
+    def reach(self, module: nn.Module, beyond: Beyond) -> bool:
+        """Go on with the block itself; say whether all was as planned before it.
+
+        Args:
+            module: the block.
+            beyond: what becomes of operators of the block that were not planned.
+        """
+        del module
+        if not self.end_before() or self._count != self._fates.plan.first_own:
+            return False
+        self._beyond = beyond
+        self._enclosing = _hooks_around()
+        return True
+
+    def end_before(self) -> bool:
+        """Follow no operators before the block any more; say whether all were as planned."""
+        if not self._is_before:
+            return False
+        if _get_current_dispatch_mode() is not self:
+            self._is_idle = True  # until a mode of somebody else has ended
+            return False
+        self._is_before = False
+        self.__exit__(None, None, None)
+        return not self._is_idle
+
     def hand_on(self, results: Iterable[Tensor]) -> None:
         """Take note of the results of the block: nobody makes them again."""
 
@@ -199,6 +230,9 @@ class BlockTape(OperatorMode):
                 self._follow(result)
             return result
         facts = facts_of(func)
+        if self._is_idle or (self._is_before and self._passes(facts)):
+            self._count += 1
+            return func(*args, **kwargs)
         self._require_planned(facts)
         written = self._written(facts, args, kwargs) if facts.writes else []
         is_held = self._is_held(facts, written)
@@ -220,6 +254,13 @@ class BlockTape(OperatorMode):
             operator.note_readings()
         return result
 
+    def _passes(self, facts: OperatorFacts) -> bool:
+        """Say whether an operator before the block is none of the plan's, as from the first other one on."""
+        planned = self._fates.names.get(self._count)
+        if planned not in {None, facts.name} or self._count >= self._fates.plan.first_own:
+            self._is_idle = True
+        return self._is_idle or self._count in self._fates.passed
+
     def pack(self, saved: Tensor) -> Packed:
         """Return what the graph holds for `saved`."""
         dense = dense_of(saved)
@@ -235,7 +276,7 @@ class BlockTape(OperatorMode):
         layout = MemoryLayout.of(saved, dense)
         ticket = SliceTicket(home.latest, layout, version, self._pause)
         home.tickets.append(weakref.ref(ticket))
-        if home.address >= _FIRST_MADE:
+        if home.address >= (self._fates.plan.first_own, 0):
             self._saved.add(ticket, identity_of(dense), layout)
         return self._redeemer(ticket, saved.device)
 

@@ -16,8 +16,8 @@ OTHER_OPERATORS = (
     "not say what to keep of them: all, where that needs no more bytes, or nothing. Gradients are those of "
     "the plain block"
 )
-OTHER_MODULES = (
-    "ac=budget: a block is called without the modules that its plan has before it, and its input stays. "
+OTHERS_BEFORE = (
+    "ac=budget: before the first block other operators run than those of its plan, and its input stays. "
     "Gradients are those of the plain model, and the step may need more bytes than the plan says"
 )
 """What Python warns of."""

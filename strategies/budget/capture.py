@@ -13,7 +13,6 @@ from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,14 +20,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from strategies.base import Observation, StrategyError
 from strategies.budget.call_sizes import input_sizes, parameter_sizes, sizes_of
 from strategies.budget.drawn_numbers import DrawWatch
 from strategies.budget.late_value import JustSaved, given
-from strategies.budget.memory_layout import MemoryLayout
+from strategies.budget.memory_layout import MemoryLayout, dense_of
 from strategies.budget.operator_facts import facts_of, fake_mode, is_numbered
+from strategies.budget.plan import TensorSize
 from strategies.budget.step_graph import OUTSIDE, BlockCall, Redemption, StepGraph, StepOperator
 from strategies.estimate.flops import called, flops_of
 from strategies.estimate.ledger import is_on_device
@@ -39,7 +39,7 @@ from strategies.estimate.operator_cost import bytes_of, machine_for
 from strategies.estimate.operator_mode import OperatorMode
 from strategies.estimate.position import Position, running_node
 from strategies.estimate.tensors import gradients_of, plain_tensors, tensors_in
-from strategies.regions.blocks import Enclosed
+from strategies.regions.blocks import Enclosed, ModelModules
 from strategies.regions.region import Region, enclose
 from strategies.regions.saved_tensors import kept, local_of, placed_as
 
@@ -52,10 +52,9 @@ _REFUSES_HOOKS = "don't yet support saved tensor hooks"
 
 def capture(
     run_step: RunStep,
-    blocks: Mapping[str, nn.Module],
+    modules: ModelModules,
     *,
     device: torch.device,
-    beside: Mapping[str, nn.Module] = MappingProxyType({}),
     standing: Iterable[Tensor] = (),
     bodies: Mapping[str, Callable[..., Any]] | None = None,
 ) -> StepGraph:
@@ -65,10 +64,10 @@ def capture(
 
     Args:
         run_step: the step of one rank.
-        blocks: modules by plain FQN, of which a plan will decide; none inside another.
+        modules: what a plan will decide about; no block is inside another. Modules beside the blocks that run
+            behind all of them are one call. What their caller makes the first block's input of belongs to the
+            call of that.
         device: device that computes.
-        beside: modules by plain FQN that a plan may decide about, too. Those that run before a block, and
-            make an input of it, are one call with it; those that run behind all blocks are one call.
         standing: tensors that lie on the device during the whole step; what operators read is found anyway.
         bodies: compiled functions that run in place of the forward of blocks. Graphs have no place to put a
             generator back, so their random operators do not run again; inputs of blocks stay where they are.
@@ -76,24 +75,27 @@ def capture(
     Raises:
         StrategyError: a block is enclosed by a region already, or none of them ran.
     """
+    blocks, every = modules.blocks, modules.all()
     for fqn, block in blocks.items():
         if isinstance(block, Enclosed):
             raise StrategyError("ac", f"{fqn!r} is already checkpointed; capture the step of a plain model")
     watch = _Watch(device, may_draw_again=bodies is None)
-    modules = {**beside, **blocks}
-    parameters = [each for module in modules.values() for each in plain_tensors(module.parameters())]
+    parameters = [each for module in every.values() for each in plain_tensors(module.parameters())]
     compiled = bodies or {}
 
     def listening(fqn: str) -> Region:
-        return _Listening(fqn, watch, compiled.get(fqn)) if fqn in blocks else _Beside(fqn, watch)
+        if fqn in blocks:
+            return _Listening(fqn, watch, compiled.get(fqn))
+        return _Beside(fqn, watch) if fqn in modules.beside else _Calling(fqn, watch)
 
-    with enclosed(modules, listening), watch.live:
+    calling = dict([modules.caller] if modules.caller else [])
+    with enclosed({**every, **calling}, listening), watch.live:
         watch.live.add_standing(plain_tensors([*standing, *parameters]))
         with watch:
             run_step()
-        gradients = [each for module in modules.values() for each in gradients_of(module)]
+        gradients = [each for module in every.values() for each in gradients_of(module)]
         kept_gradients = watch.live.numbers(gradients)
-    if all(call.fqn in beside for call in watch.calls):
+    if not watch.calls:
         raise StrategyError("ac.layers_fqn", f"no block ran in the step; blocks are {', '.join(blocks)}")
     return watch.graph(frozenset(kept_gradients))
 
@@ -150,9 +152,9 @@ class _Listening:
             fqn=self._fqn,
             start=self._watch.live.ledger.moment,
             sizes=sizes_of(module, args, kwargs),
-            inputs={} if self._compiled else self._watch.made_inputs((args, kwargs)),
+            inputs={} if self._compiled and self._watch.calls else self._watch.made_inputs((args, kwargs)),
         )
-        self._watch.begin_block(call, module, (args, kwargs))
+        self._watch.begin_block(call)
         return self._watch.run_part(self._fqn, partial(body, *args, **kwargs))
 
     def observe(self) -> Observation:
@@ -171,9 +173,8 @@ class _Beside:
     def __call__(
         self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run a forward, and watch the first one of a step that no block, checkpoint or backward runs."""
-        is_part = not self._watch.is_inside and running_node() is None and _hooks() is None
-        if self._has_run or not is_part or not torch.is_grad_enabled():
+        """Run a forward; watch the first one behind a block that no block, checkpoint or backward runs."""
+        if self._has_run or not self._watch.is_behind_a_block or not _is_plain_forward():
             return body(*args, **kwargs)
         self._has_run = True
         self._watch.begin_beside(self._fqn, module, args, kwargs)
@@ -182,6 +183,48 @@ class _Beside:
     def observe(self) -> Observation:
         """Return nothing: the module runs as it is."""
         return Observation()
+
+
+class _Calling:
+    """The region of the module that calls the blocks."""
+
+    def __init__(self, fqn: str, watch: _Watch) -> None:
+        self._fqn = fqn
+        self._watch = watch
+
+    def __call__(
+        self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run the forward; watch what the first one does before it calls a block."""
+        del module
+        if self._watch.calls or not _is_plain_forward():
+            return body(*args, **kwargs)
+        with self._watch.before_blocks(self._fqn, input_sizes(args, kwargs)):
+            return body(*args, **kwargs)
+
+    def observe(self) -> Observation:
+        """Return nothing: the module runs as it is."""
+        return Observation()
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Before:
+    """What the caller of the blocks does before the first of them.
+
+    Fields:
+        caller, sizes: its FQN, and the sizes of its inputs.
+        start: moment at which its forward begins.
+        operators: numbers of its operators.
+        unsafe: those that no tape follows.
+        given: storages of the first block's inputs that it has made; none where it was not left in order.
+    """
+
+    caller: str
+    sizes: tuple[TensorSize, ...]
+    start: int
+    operators: list[int] = field(default_factory=list)
+    unsafe: set[int] = field(default_factory=set)
+    given: frozenset[int] = frozenset()
 
 
 class _Watch(OperatorMode):
@@ -196,7 +239,9 @@ class _Watch(OperatorMode):
         self._machine: Machine = machine_for(device)
         self._operators: list[StepOperator] = []
         self._inside = OUTSIDE
-        self._is_open = False  # the last call has no block yet
+        self._is_open = False  # the last call is of modules beside the blocks
+        self._before: _Before | None = None
+        self._before_mode: _AsTaped | None = None
         self._pack: Callable[[Tensor], Callable[[], Tensor]] | None = None
         self._fakes = fake_mode()
         self._makers: dict[int, int] = {}  # call that made a storage
@@ -230,6 +275,12 @@ class _Watch(OperatorMode):
         )
         if self._inside != OUTSIDE:
             self._note_in(self.calls[self._inside])
+        elif self._before_mode is not None and not self.calls and self._before is not None:
+            self._before.operators.append(len(self._operators) - 1)
+            if facts.moves_memory or any(
+                dense_of(each) is None for each in tensors_in(list(facts.written(args, kwargs)))
+            ):
+                self._before.unsafe.add(len(self._operators) - 1)
         return result
 
     def _note_in(self, call: BlockCall) -> None:
@@ -289,9 +340,29 @@ class _Watch(OperatorMode):
         return found
 
     @property
-    def is_inside(self) -> bool:
-        """Whether a forward runs that is watched."""
-        return self._inside != OUTSIDE
+    def is_behind_a_block(self) -> bool:
+        """Whether a block has run, and no forward runs now that is watched."""
+        return self._inside == OUTSIDE and bool(self.calls)
+
+    @contextmanager
+    def before_blocks(self, caller: str, sizes: tuple[TensorSize, ...]) -> Iterator[None]:
+        """Note what runs inside the scope, until the first block does."""
+        self._before = _Before(caller=caller, sizes=sizes, start=self.live.ledger.moment)
+        self._before_mode = _AsTaped()
+        self._before_mode.__enter__()
+        try:
+            yield
+        finally:
+            self._leave_before()
+
+    def _leave_before(self) -> bool:
+        """Note nothing more before the blocks; say whether the modes are as they were then."""
+        mode, self._before_mode = self._before_mode, None
+        if mode is None or _get_current_dispatch_mode() is not mode:
+            self._before_mode = mode  # until that of somebody else is gone
+            return False
+        mode.__exit__(None, None, None)
+        return True
 
     def begin_beside(
         self, fqn: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -310,35 +381,21 @@ class _Watch(OperatorMode):
         call.modules.append(fqn)
         call.sizes = (*call.sizes, *parameter_sizes(module, fqn))
 
-    def begin_block(self, call: BlockCall, module: nn.Module, given: Any) -> None:
-        """Begin the forward of a block: the last part of the open call that makes an input of it, or a call.
-
-        Args:
-            call: the call, if it is one of its own.
-            module: the block.
-            given: its inputs.
+    def begin_block(self, call: BlockCall) -> None:
+        """Begin the forward of a block.
 
         Raises:
             StrategyError: it runs inside another block.
         """
-        if self.is_inside:
+        if self._inside != OUTSIDE:
             raise StrategyError("ac.layers_fqn", f"{call.fqn!r} runs inside another block")
-        was_open, self._is_open = self._is_open, False
-        if was_open and self._makes_one_of(given):
-            begun = self.calls[-1]
-            begun.fqn = call.fqn
-            begun.modules.append(call.fqn)
-            begun.sizes = (*begun.sizes, *parameter_sizes(module, call.fqn))
-            begun.first_own = len(begun.operators)
-            return
-        if was_open:
+        if self._is_open:
             self._dissolve()
+            self._is_open = False
+        if not self.calls and self._before is not None and self._leave_before():
+            made = {s for index in self._before.operators for s in self._operators[index].makes}
+            self._before.given = frozenset(made.intersection(call.inputs))
         self.calls.append(call)
-
-    def _makes_one_of(self, given: Any) -> bool:
-        """Say whether the last call has made a storage of tensors."""
-        last = len(self.calls) - 1
-        return any(self._makers.get(storage) == last for storage in self.made_inputs(given))
 
     def _dissolve(self) -> None:
         """Take the last call for operators outside of blocks."""
@@ -422,6 +479,10 @@ class _Watch(OperatorMode):
         """Return the step; call it after the meter's end."""
         if self._is_open and not any(each.call == len(self.calls) - 1 for each in self._savings):
             self._dissolve()
+        if self._before is not None and self._before.given:
+            self._join(self._before)
+        if not self._may_draw_again:  # inputs of compiled blocks stay where they are
+            self.calls[0].inputs = {}
         ledger = self.live.ledger
         lives = ledger.lives
         changes = [(change.life, change.delta) for change in ledger.changes]
@@ -494,10 +555,60 @@ class _Watch(OperatorMode):
             if self._makers.get(storage, operator.call) != operator.call
         }
         for number, call in enumerate(self.calls):
-            beside = call.operators[: call.first_own or None] if call.modules else ()
-            for operator in (self._operators[index] for index in beside):
-                if number in spoilt or not operator.reads.isdisjoint(gathered):
+            for operator in (self._operators[index] for index in call.operators):
+                is_beside = call.modules or operator.ordinal < call.first_own
+                if is_beside and (number in spoilt or not operator.reads.isdisjoint(gathered)):
                     operator.is_repeatable = False
+
+    def _join(self, before: _Before) -> None:
+        """Let what the first block's inputs are made of belong to its call.
+
+        Not those that another call reads, and nothing that a tape cannot follow or that others write to.
+        """
+        call = self.calls[0]
+        readers: dict[int, set[int]] = {}
+        for operator in self._operators:
+            for storage in operator.reads:
+                readers.setdefault(storage, set()).add(operator.call)
+        asked = {each.storage for each in self._savings if each.call == 0 and each.asked}
+        wanted = {s for s in before.given & asked if readers.get(s, set()) <= {OUTSIDE, 0}}
+        joined = self._made_before(before, wanted)
+        made = {storage for index in joined for storage in self._operators[index].makes}
+        is_written = any(
+            not made.isdisjoint(operator.writes)
+            for number, operator in enumerate(self._operators)
+            if number not in joined and operator.call != 0 and operator.start < call.end
+        )
+        if not joined or joined & before.unsafe or is_written:
+            return
+        call.caller, call.caller_sizes, call.start = before.caller, before.sizes, before.start
+        call.first_own = len(before.operators)
+        for operator in (self._operators[index] for index in call.operators):
+            operator.ordinal += call.first_own
+        for ordinal, index in enumerate(before.operators):
+            if index in joined:
+                operator = self._operators[index]
+                operator.call, operator.ordinal = 0, ordinal
+                self._makers |= dict.fromkeys(operator.makes, 0)
+        call.passed = tuple(n for n, index in enumerate(before.operators) if index not in joined)
+        call.operators = [*sorted(joined), *call.operators]
+        call.inputs = {storage: number for storage, number in call.inputs.items() if storage not in made}
+
+    def _made_before(self, before: _Before, wanted: AbstractSet[int]) -> set[int]:
+        """Return the operators that storages follow from, among those before the blocks."""
+        makers = {s: index for index in before.operators for s in self._operators[index].makes}
+        writers: dict[int, list[int]] = {}
+        for index in before.operators:
+            for storage in self._operators[index].writes:
+                writers.setdefault(storage, []).append(index)
+        found: set[int] = set()
+        todo = [storage for storage in wanted if storage in makers]
+        while todo:
+            storage = todo.pop()
+            fresh = {makers[storage], *writers.get(storage, ())} - found
+            found |= fresh
+            todo += [each for index in fresh for each in self._operators[index].reads if each in makers]
+        return found
 
     def _give_back_shared(self) -> None:
         """Leave as they are those inputs that not one call alone asks for, or that a call writes to."""
@@ -529,6 +640,11 @@ class _Saving:
     asked: list[tuple[int, int, str]] = field(default_factory=list)
     released: int | None = None
     is_late: bool = False
+
+
+def _is_plain_forward() -> bool:
+    """Say whether a forward with gradients runs that nobody packs saved tensors of."""
+    return torch.is_grad_enabled() and running_node() is None and _hooks() is None
 
 
 class _AsTaped(OperatorMode):

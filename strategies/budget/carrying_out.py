@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -11,62 +11,91 @@ from torch import nn
 from strategies.base import StrategyError
 from strategies.budget.group_tape import Group
 from strategies.budget.plan import BlockPlan, Plan
-from strategies.budget.planned_block import PlannedBlock, PlannedModule
+from strategies.budget.planned_block import PlannedBlock, PlannedCaller, PlannedModule
 from strategies.regions import region
-from strategies.regions.blocks import Enclosed
+from strategies.regions.blocks import Enclosed, ModelModules
 from strategies.regions.host_copies import HostLedger
+from strategies.regions.region import Region
 
 _VERSION = "torch"
 
 
-def enclose(
-    plan: Plan, blocks: Mapping[str, nn.Module], beside: Mapping[str, nn.Module] = MappingProxyType({})
-) -> None:
+@runtime_checkable
+class HoldsRegion(Protocol):
+    """A region around a model that runs another one inside.
+
+    Attributes:
+        inner: the other one.
+    """
+
+    inner: Region | None
+
+
+def enclose(plan: Plan, modules: ModelModules) -> None:
     """Put `plan` on the modules of a model, in place, and in place of an earlier one.
 
     Args:
         plan: decides about some of the modules.
-        blocks: plain modules by FQN; those under one module are one.
-        beside: those beside the blocks.
+        modules: what it may decide about.
 
     Raises:
         StrategyError: the plan names a module that is none, or was made with another torch.
     """
-    planned = require_blocks(plan, blocks, beside)
+    planned = require_blocks(plan, modules)
     ledger, groups = HostLedger(), groups_of(plan)
-    modules = {**beside, **blocks}
-    for fqn, block in planned.items():
+    rest = modules.all()
+    for block in planned.values():
         shared = PlannedBlock(plan=block, ledger=ledger, group=groups.get(block.group))
-        for number, name in enumerate(block.modules or (fqn,)):
-            module = modules.pop(name)
+        _put_caller(shared, modules)
+        for number, name in enumerate(block.modules or (block.fqn,)):
+            module = rest.pop(name)
             if not block.plain or isinstance(module, Enclosed):
-                planned_module = PlannedModule(block=shared, number=number, is_for_training=module.training)
-                region.enclose(module, planned_module, holds_call=False)
-    for fqn, module in modules.items():
+                _put(module, PlannedModule(block=shared, number=number, is_for_training=module.training))
+    if modules.caller is not None and all(block.caller is None for block in planned.values()):
+        rest[modules.caller[0]] = modules.caller[1]
+    for fqn, module in rest.items():
         if isinstance(module, Enclosed):  # by an earlier plan
-            plain = PlannedBlock(plan=BlockPlan(fqn=fqn, plain=True), ledger=ledger)
-            region.enclose(module, PlannedModule(block=plain), holds_call=False)
+            _put(
+                module, PlannedModule(block=PlannedBlock(plan=BlockPlan(fqn=fqn, plain=True), ledger=ledger))
+            )
 
 
-def enclose_beside(plan: Plan, blocks: Mapping[str, nn.Module], beside: Mapping[str, nn.Module]) -> None:
-    """Put on the modules beside compiled blocks what a plan says of them, in place.
+def enclose_beside(plan: Plan, modules: ModelModules) -> None:
+    """Put on what stands beside compiled blocks what a plan says of it, in place.
 
     Args:
-        plan, blocks, beside: as of `enclose`; blocks are compiled.
+        plan, modules: as of `enclose`; blocks are compiled.
 
     Raises:
         StrategyError: as of `enclose`.
     """
-    planned = require_blocks(plan, blocks, beside)
-    ledger, modules = HostLedger(), {**beside, **blocks}
+    planned, every = require_blocks(plan, modules), modules.all()
+    ledger = HostLedger()
     for block in planned.values():
         shared = PlannedBlock(plan=block, ledger=ledger)
+        _put_caller(shared, modules)
         for number, name in enumerate(block.modules):
-            module, is_compiled = modules[name], name in blocks
-            planned_module = PlannedModule(
-                block=shared, number=number, is_for_training=module.training, is_compiled=is_compiled
-            )
-            region.enclose(module, planned_module, holds_call=False)
+            module = every[name]
+            region_of = PlannedModule(block=shared, number=number, is_for_training=module.training)
+            region_of.is_compiled = name in modules.blocks
+            _put(module, region_of)
+
+
+def _put_caller(shared: PlannedBlock, modules: ModelModules) -> None:
+    """Put a region around what calls a block whose plan has operators before it."""
+    if shared.plan.caller is not None:
+        assert modules.caller is not None, "the plan's caller is the model's"
+        caller = modules.caller[1]
+        _put(caller, PlannedCaller(block=shared, is_for_training=caller.training))
+
+
+def _put(module: nn.Module, planned: Region) -> None:
+    """Put a region around a module, or inside the one that plans the model at its first call."""
+    present = region.region_of(module)
+    if isinstance(present, HoldsRegion):
+        present.inner = planned
+    else:
+        region.enclose(module, planned, holds_call=False)
 
 
 def groups_of(plan: Plan) -> Mapping[str, Group]:
@@ -78,13 +107,11 @@ def groups_of(plan: Plan) -> Mapping[str, Group]:
     return {first: Group(fqns) for first, fqns in members.items()}
 
 
-def require_blocks(
-    plan: Plan, blocks: Mapping[str, nn.Module], beside: Mapping[str, nn.Module]
-) -> Mapping[str, BlockPlan]:
+def require_blocks(plan: Plan, modules: ModelModules) -> Mapping[str, BlockPlan]:
     """Return the plans of blocks, and of modules beside them, by FQN.
 
     Args:
-        plan, blocks, beside: as of `enclose`.
+        plan, modules: as of `enclose`.
 
     Raises:
         StrategyError: the plan names a module that is none, or was made with another torch.
@@ -95,11 +122,17 @@ def require_blocks(
             f"was made with torch {made_with}, and this is {torch.__version__}, whose operators may differ"
         )
         raise StrategyError("ac.plan_file", f"{problem}; make it again")
+    blocks = modules.blocks
     planned: dict[str, BlockPlan] = {block.fqn: block for block in plan.blocks}
     for fqn in (name for block in planned.values() for name in block.modules or (block.fqn,)):
-        if fqn not in blocks and fqn not in beside:
+        if fqn not in blocks and fqn not in modules.beside:
             problem = f"plans {fqn!r}, and the blocks of this model are {', '.join(blocks)}"
             raise StrategyError("ac.plan_file", f"{problem}; use a plan of this model")
+    caller = next((block.caller for block in planned.values() if block.caller is not None), None)
+    if caller is not None and (modules.caller is None or modules.caller[0] != caller):
+        found = "none" if modules.caller is None else repr(modules.caller[0])
+        problem = f"has operators of {caller!r}, and the module that calls the blocks is {found}"
+        raise StrategyError("ac.plan_file", f"{problem}; use a plan of this model")
     unplanned = next((fqn for fqn in blocks if fqn not in planned and plan.blocks), None)
     if unplanned is not None:
         problem = f"does not plan {unplanned!r}, and the last block it plans is {plan.blocks[-1].fqn!r}"

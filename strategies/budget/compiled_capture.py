@@ -28,36 +28,28 @@ from strategies.budget.capture import capture, enclosed
 from strategies.budget.joint_graph import JointGraph
 from strategies.budget.joint_split import split
 from strategies.budget.step_graph import StepGraph
+from strategies.regions.blocks import ModelModules
 
 _Unpack = Callable[[], Tensor]
 
 
-def capture_compiled(
-    step: RunnableStep, blocks: Mapping[str, nn.Module], beside: Mapping[str, nn.Module]
-) -> tuple[StepGraph, Mapping[str, JointGraph]]:
+def capture_compiled(step: RunnableStep, modules: ModelModules) -> tuple[StepGraph, Mapping[str, JointGraph]]:
     """Return the graph of a step whose blocks are compiled, and the joint graphs of these.
 
     Args:
         step: a step of the plain model, with the compiler of the trial.
-        blocks: modules by plain FQN, of which a plan will decide.
-        beside: modules beside them, which are not compiled.
+        modules: what a plan will decide about; the blocks alone are compiled.
 
     Raises:
         StrategyError: a block is not one graph, or the step cannot be captured.
     """
-    with _compiled(step, blocks) as (bodies, recorders):
-        graph = capture(
-            step.run,
-            blocks,
-            beside=beside,
-            device=step.device,
-            standing=step.standing,
-            bodies=bodies,
-        )
+    with _compiled(step, modules.blocks) as (bodies, recorders):
+        graph = capture(step.run, modules, device=step.device, standing=step.standing, bodies=bodies)
     joints = {fqn: recorder.joint for fqn, recorder in recorders.items() if recorder.joint is not None}
     for call in (each for each in graph.calls if each.fqn in joints):
-        own = call.operators[call.first_own :]
-        _require_same(joints[call.fqn], [graph.operators[number].name for number in own], call.fqn)
+        operators = [graph.operators[number] for number in call.operators]
+        own = [operator.name for operator in operators if operator.ordinal >= call.first_own]
+        _require_same(joints[call.fqn], own, call.fqn)
     return graph, joints
 
 

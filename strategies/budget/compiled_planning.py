@@ -16,19 +16,17 @@ from strategies.budget.joint_graph import JointGraph
 from strategies.budget.joint_split import PlannedPartition
 from strategies.budget.plan import BlockPlan, Plan, TensorSize
 from strategies.budget.step_graph import StepGraph
+from strategies.regions.blocks import ModelModules
 
 _COMPILER = "compiler"
 
 
-def captured(
-    step: RunnableStep, blocks: Mapping[str, nn.Module], beside: Mapping[str, nn.Module]
-) -> tuple[StepGraph, Callable[[Plan], Plan]]:
+def captured(step: RunnableStep, modules: ModelModules) -> tuple[StepGraph, Callable[[Plan], Plan]]:
     """Return the graph of a step whose blocks are compiled, and what makes its plans those of the compiler.
 
     Args:
         step: a step of the plain model, with the compiler of the trial.
-        blocks: modules by plain FQN.
-        beside: modules beside them, which are not compiled.
+        modules: what a plan will decide about; the blocks alone are compiled.
 
     Raises:
         StrategyError: a block is not one graph, or the step cannot be captured.
@@ -36,7 +34,7 @@ def captured(
     if step.compiler == "none":
         problem = "compiled needs a compiler; use compile=aot_eager or inductor, or ac.executor=eager"
         raise StrategyError("ac.executor", problem)
-    graph, joints = capture_compiled(step, blocks, beside)
+    graph, joints = capture_compiled(step, modules)
 
     def of_compiler(plan: Plan) -> Plan:
         return replace(
@@ -49,7 +47,7 @@ def captured(
                 for before, own in [_parted(block)]
                 for each in (
                     *before,
-                    _of_graph(own, joints[own.fqn], blocks[own.fqn]) if own.fqn in joints else own,
+                    _of_graph(own, joints[own.fqn], modules.blocks[own.fqn]) if own.fqn in joints else own,
                 )
             ),
         )
@@ -59,7 +57,7 @@ def captured(
 
 def _parted(block: BlockPlan) -> tuple[Sequence[BlockPlan], BlockPlan]:
     """Return the plan of what runs before a compiled block, where it is not kept, and that of the block."""
-    if not block.first_own:
+    if block.caller is None:
         return (), block
     before, own = block.parted()
     before = replace(before, extra_flops=0, saved_bytes=0, kept_bytes=0)

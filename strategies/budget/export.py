@@ -133,13 +133,17 @@ def remat_regions(plan: Plan, forwards: Forwards) -> str:
 def _enclosed(plan: Plan) -> Iterator[BlockPlan]:
     """Yield the plans of blocks that run in regions, without modules beside the blocks."""
     for block in plan.blocks:
-        if not block.plain and not block.is_beside:
+        if not block.plain and not block.modules:
             yield block.parted()[1] if block.first_own else block
 
 
 def _left_out(plan: Plan) -> Iterator[str]:
     """Yield a remark on the modules beside the blocks that the plan decides about."""
-    beside = [name for block in plan.blocks for name in block.modules if block.is_beside or name != block.fqn]
+    beside = [
+        name
+        for block in plan.blocks
+        for name in (*block.modules, *([] if block.caller is None else [f"what runs before {block.fqn}"]))
+    ]
     if beside:
         yield f"# left as they are, though the plan recomputes values of them: {', '.join(beside)}"
 

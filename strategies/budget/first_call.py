@@ -19,7 +19,8 @@ from strategies.base import Observation, RunnableStep, StrategyError
 from strategies.budget import carrying_out
 from strategies.budget.call_sizes import difference, input_sizes
 from strategies.budget.plan import Plan, TensorSize
-from strategies.regions.blocks import Chunked, plain_named_modules
+from strategies.regions.blocks import Chunked, ModelModules, plain_named_modules
+from strategies.regions.region import Region
 from strategies.regions.rewind import python_state_kept
 from strategies.regions.torch_facts import parameter_groups
 from strategies.tracing.following import as_with_data
@@ -38,8 +39,8 @@ class PlansSteps(Protocol):
     def blocks_of(self, model: nn.Module) -> dict[str, nn.Module]:
         """Return the blocks that a plan decides about, by plain FQN."""
 
-    def beside_of(self, model: nn.Module) -> dict[str, nn.Module]:
-        """Return the modules beside them that it may decide about, by plain FQN."""
+    def modules_of(self, model: nn.Module) -> ModelModules:
+        """Return all that a plan may decide about."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -51,10 +52,12 @@ class PlansAtFirstCall:
     Fields:
         budget: makes the plan.
         plan: the plan; `None` until the model was called to train.
+        inner: region of the plan around the same module.
     """
 
     budget: PlansSteps
     plan: Plan | None = None
+    inner: Region | None = None
     _plans: list[tuple[tuple[TensorSize, ...], Plan]] = field(default_factory=list)
 
     def __call__(
@@ -69,9 +72,9 @@ class PlansAtFirstCall:
         if torch.is_grad_enabled():
             plan = self._plan_for(module, args, kwargs)
             if plan is not self.plan:
-                carrying_out.enclose(plan, self.budget.blocks_of(module), self.budget.beside_of(module))
+                carrying_out.enclose(plan, self.budget.modules_of(module))
                 self.plan = plan
-        return body(*args, **kwargs)
+        return body(*args, **kwargs) if self.inner is None else self.inner(module, body, args, kwargs)
 
     def _plan_for(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
         """Return the plan for the smallest known inputs that are at least as large as these."""

@@ -43,7 +43,10 @@ class Group:
     def tape(
         self, fates: Fates, ledger: HostLedger, region: Any, module: nn.Module, *, beyond: Beyond
     ) -> GroupedTape:
-        """Return the tape of a block that begins its forward; one that comes too early begins anew."""
+        """Return the tape of a block that begins its forward; one that comes too early begins anew.
+
+        `module` is the block, or what calls it.
+        """
         number = self._numbers[fates.plan.fqn]
         if number <= self._second.latest or self._second.has_run:
             self._second = SecondForward()
@@ -163,6 +166,11 @@ class GroupedTape(BlockTape):
         given = list(inputs)
         super().resume(given)
         self.offer(given)
+
+    def reach(self, module: nn.Module, beyond: Beyond) -> bool:
+        """Go on with the block itself; say whether all was as planned before it."""
+        self._second.members[-1].module = weakref.ref(module)
+        return super().reach(module, beyond)
 
     def hand_on(self, results: Iterable[Tensor]) -> None:
         """Take note of what the next block may read; call it when the block has run."""

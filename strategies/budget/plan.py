@@ -107,9 +107,13 @@ class BlockPlan:
         plain: whether the block runs untouched; then the other fields are empty.
         group: FQN of the first block of its group, all of which hold nothing but the input of that one until
             their forward runs again as one in backward, from when on they `keep`; empty of a block in none.
-        modules: plain FQNs of the modules whose forwards, one after another, are its forward, such as the
-            embedding before the first block; empty where that is the block alone.
-        first_own: ordinal of the first operator of the last of them.
+        modules: plain FQNs of the modules beside the blocks whose forwards, one after another, are this one,
+            such as the last norm and the head; empty of a block.
+        caller: FQN of the module that calls the block, of whose operators before it some belong to this
+            forward, such as those of the embedding; `None` where none do.
+        caller_sizes: sizes of the inputs of that module, checked when it runs.
+        first_own: ordinal of the first operator of the block itself.
+        passed: ordinals of those before it that do not belong to this forward.
         operators: number of operators of its forward, checked when the block runs.
         sizes: sizes of its inputs and parameters, checked when the block runs; none of a block that is plain
             in eager.
@@ -129,7 +133,10 @@ class BlockPlan:
     plain: bool = False
     group: str = ""
     modules: tuple[str, ...] = ()
+    caller: str | None = None
+    caller_sizes: tuple[TensorSize, ...] = ()
     first_own: int = 0
+    passed: tuple[int, ...] = ()
     operators: int = 0
     sizes: tuple[TensorSize, ...] = ()
     graph: str = ""
@@ -139,21 +146,25 @@ class BlockPlan:
     extra_flops: int = 0
     why: str = ""
 
-    @property
-    def is_beside(self) -> bool:
-        """Whether it is of modules beside the blocks alone."""
-        return self.fqn in self.modules[:1]
-
     def parted(self) -> tuple[BlockPlan, BlockPlan]:
-        """Return the plans of the modules before the last one, of which inputs are, and of the last one."""
+        """Return the plans of the operators before the block, and of the block itself."""
         first = self.first_own
-        before: dict[str, Any] = {"fqn": self.modules[0], "operators": first}
-        own: dict[str, Any] = {"operators": self.operators - first, "modules": (), "first_own": 0}
+        before: dict[str, Any] = {"fqn": f"before {self.fqn}", "modules": (self.fqn,), "sizes": ()}
+        before["operators"] = first
+        own: dict[str, Any] = {
+            "operators": self.operators - first,
+            "caller": None,
+            "caller_sizes": (),
+            "first_own": 0,
+            "passed": (),
+        }
         for fate in FATES:
             values: tuple[Value, ...] = getattr(self, fate)
-            before[fate] = tuple(each for each in values if each.operator < first)
+            before[fate] = tuple(each for each in values if 0 <= each.operator < first)
             own[fate] = tuple(
-                each._replace(operator=each.operator - first) for each in values if each.operator >= first
+                each if each.is_input else each._replace(operator=each.operator - first)
+                for each in values
+                if each.is_input or each.operator >= first
             )
         return replace(self, **before), replace(self, **own)
 
@@ -346,8 +357,9 @@ def _loop_words(region: Mapping[str, Any]) -> str:
 
 def _described(fqns: Sequence[str], block: BlockPlan) -> str:
     """Return the decisions for blocks in a row that have the same."""
-    whole = f" ({' and '.join(block.modules)})" if block.modules else ""
-    lines = [f"{_named(fqns)}{whole}: {block.why}"]
+    who = " and ".join(block.modules) if len(block.modules) > 1 else _named(fqns)
+    before = "" if block.caller is None else f", with what {block.caller or 'the model'} does before it"
+    lines = [f"{who}{before}: {block.why}"]
     for verb in FATES:
         listed = ", ".join(map(str, getattr(block, verb)))
         lines += [f"    {_WORDS.get(verb, verb)}: {listed}"] if listed else []
@@ -355,10 +367,15 @@ def _described(fqns: Sequence[str], block: BlockPlan) -> str:
 
 
 def _block(held: Mapping[str, Any]) -> BlockPlan:
-    sizes = tuple(TensorSize(name, tuple(shape), kind) for name, shape, kind in held["sizes"])
     values = {name: tuple(Value(*each) for each in held[name]) for name in FATES}
-    modules = tuple(map(str, held["modules"]))
-    return BlockPlan(**{**held, **values, "sizes": sizes, "modules": modules})
+    lists: dict[str, Any] = {name: tuple(held[name]) for name in ("modules", "passed")}
+    sizes = {name: tuple(map(_size, held[name])) for name in ("sizes", "caller_sizes")}
+    return BlockPlan(**{**held, **values, **lists, **sizes})
+
+
+def _size(held: Sequence[Any]) -> TensorSize:
+    name, shape, kind = held
+    return TensorSize(name, tuple(shape), kind)
 
 
 def _unsound(plan: Plan) -> Iterator[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +15,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from strategies.base import Observation, StrategyError
 from strategies.budget.block_tape import Beyond, BlockTape, Fates
 from strategies.budget.call_sizes import (
-    OTHER_MODULES,
     OTHER_OPERATORS,
+    OTHERS_BEFORE,
     difference,
     input_share,
     input_sizes,
@@ -32,17 +32,19 @@ from strategies.regions.saved_tensors import Packed
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class PlannedBlock:
-    """What the regions of one planned block share: one region, or one for each of the plan's modules.
+    """What the regions of one plan share: of a block and of what calls it, or of the plan's modules.
 
     Fields:
         plan: the plan.
         ledger: the host copies of the model.
         group: the group that the plan puts the block in.
+        has_smaller_inputs: whether what calls the block has got smaller inputs than the planned ones.
     """
 
     plan: BlockPlan
     ledger: HostLedger
     group: Group | None = None
+    has_smaller_inputs: bool = False
     _fates: Fates = field(init=False)
     _open: BlockTape | None = None
     _next: int = 0
@@ -72,7 +74,7 @@ class PlannedBlock:
             module: the module.
             inputs: tensors that it is called with.
             beyond: what becomes of operators that were not planned.
-            is_own: whether `module` is the last one of the plan.
+            is_own: whether the operators before the block are none of the plan's.
         """
         self._end_early()
         if self.plan.offload:
@@ -86,22 +88,46 @@ class PlannedBlock:
         tape.offer(inputs)
         return tape
 
-    def resumed(
-        self, region: Any, module: nn.Module, number: int, inputs: Iterable[Tensor]
+    @contextmanager
+    def followed(self, region: Any, module: nn.Module) -> Iterator[None]:
+        """Follow what `module` does inside the scope, before it calls the block."""
+        tape = self.begun(region, module, (), Beyond.REFUSED)
+        self._open, self._next = tape, 0
+        tape.begin_before()
+        try:
+            yield
+        finally:
+            tape.end_before()
+            if self._open is tape:
+                self._open = None
+                tape.close()
+
+    def reached(
+        self, region: Any, module: nn.Module, inputs: Iterable[Tensor], beyond: Beyond
     ) -> BlockTape | None:
+        """Return the tape of a call that has come to the block; `None` where a compiled one has none.
+
+        If what ran before it was not as planned, the block follows its own part of the plan.
+        """
+        given = list(inputs)
+        tape, self._open = self._open, None
+        if tape is not None and tape.reach(module, beyond):
+            tape.offer(given)
+            return tape
+        if beyond is Beyond.REFUSED and not self.has_smaller_inputs:
+            self.warn(OTHERS_BEFORE)
+        is_compiled = self.plan.first_own == self.plan.operators
+        return None if is_compiled else self.begun(region, module, given, beyond, is_own=True)
+
+    def resumed(self, number: int, inputs: Iterable[Tensor]) -> BlockTape | None:
         """Return the tape of the call that has come to its module of that number.
 
-        Without it a block follows its own part of the plan, and another module, such as a head that is called
-        twice, none.
+        `None` of one that is called without those before it, such as a head that is called twice.
         """
         tape, self._open = self._open if number == self._next else None, None
         if tape is not None:
             tape.resume(inputs)
-            return tape
-        if not self.plan.first_own or self.plan.first_own == self.plan.operators:
-            return None
-        self.warn(OTHER_MODULES)
-        return self.begun(region, module, inputs, Beyond.REFUSED, is_own=True)
+        return tape
 
     def pause(self, tape: BlockTape, number: int, results: Iterable[Tensor]) -> None:
         """Wait for the module of that number, or for backward, whichever comes first."""
@@ -156,7 +182,7 @@ class PlannedModule:
 
         Smaller inputs may have other operators, as a batch of one often has. What follows the first of them
         is kept where all of it needs no more bytes than is planned, else recomputed, and Python warns once.
-        It warns, too, where a block is called without the modules before it, and follows its own part.
+        It warns, too, where other operators ran before a block whose plan has some of them; these stay then.
 
         Raises:
             StrategyError: forward gets larger inputs, or runs other operators on inputs of the planned sizes.
@@ -165,13 +191,7 @@ class PlannedModule:
         is_other_mode = self.is_for_training and not module.training
         if block.plan.plain or is_other_mode or not torch.is_grad_enabled():
             return body(*args, **kwargs)
-        beyond = self._beyond(module, args, kwargs)
-        inputs = tensors_in((args, kwargs))
-        tape = (
-            block.resumed(self, module, self.number, inputs)
-            if self.number
-            else block.begun(self, module, inputs, beyond)
-        )
+        tape = self._tape(module, args, kwargs)
         if tape is None:
             return body(*args, **kwargs)
         is_paused = False
@@ -190,6 +210,16 @@ class PlannedModule:
         if not tape.is_as_planned:
             block.warn(OTHER_OPERATORS)
         return results
+
+    def _tape(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockTape | None:
+        """Return the tape of the call, `None` where it runs untouched."""
+        block, inputs = self.block, tensors_in((args, kwargs))
+        beyond = self._beyond(module, args, kwargs)
+        if self.number:
+            return block.resumed(self.number, inputs)
+        if block.plan.caller is None:
+            return block.begun(self, module, inputs, beyond)
+        return block.reached(self, module, inputs, beyond)
 
     def _beyond(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Beyond:
         """Return what becomes of operators that were not planned; refuse larger inputs, other parameters."""
@@ -233,6 +263,40 @@ class PlannedModule:
     def observe(self) -> Observation:
         """Return the bytes that the latest step moved, over all regions of the ledger."""
         return Observation(offloaded_bytes=self.block.ledger.offloaded_bytes)
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class PlannedCaller:
+    """The region of the module that calls a block, of whose operators before it the block's plan has some.
+
+    Fields:
+        block: the plan of the block.
+        is_for_training: whether the module was in training mode when it got the plan.
+    """
+
+    block: PlannedBlock
+    is_for_training: bool = False
+
+    def __call__(
+        self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return `body(*args, **kwargs)`; inputs of other sizes than the planned ones are not followed."""
+        plan = self.block.plan
+        is_other_mode = self.is_for_training and not module.training
+        if plan.plain or is_other_mode or not torch.is_grad_enabled():
+            return body(*args, **kwargs)
+        found = input_sizes(args, kwargs)
+        self.block.has_smaller_inputs = found != plan.caller_sizes and not difference(
+            plan.caller_sizes, found
+        )
+        if found != plan.caller_sizes:
+            return body(*args, **kwargs)
+        with self.block.followed(self, module):
+            return body(*args, **kwargs)
+
+    def observe(self) -> Observation:
+        """Return nothing: the block is observed."""
+        return Observation()
 
 
 def _redeem(packed: Packed) -> Tensor:

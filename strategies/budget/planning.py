@@ -181,7 +181,7 @@ class Planner:
         reason = self._unplanned.get(call.fqn)
         if not found.plain:
             yield _of_call(found, call)
-        elif not call.is_beside:
+        elif not call.modules:
             yield found if reason is None else replace(found, why=f"no plan is made for blocks that {reason}")
 
     def _grouped_plans(self, chosen: Chosen) -> Iterator[BlockPlan]:
@@ -332,7 +332,15 @@ def cost(flops: int, seconds: float, step_flops: int, objective: Objective) -> f
 
 def _of_call(plan: BlockPlan, call: BlockCall) -> BlockPlan:
     """Return a plan with what it needs to know of the call that it was made for."""
-    return replace(plan, sizes=call.sizes, modules=tuple(call.modules), first_own=call.first_own)
+    return replace(
+        plan,
+        sizes=call.sizes,
+        modules=tuple(call.modules),
+        caller=call.caller,
+        caller_sizes=call.caller_sizes,
+        first_own=call.first_own,
+        passed=call.passed,
+    )
 
 
 def _on_host(effect: Effect) -> str:

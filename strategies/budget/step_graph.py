@@ -90,9 +90,13 @@ class BlockCall:
             operator of the step has made, and of which no other call asks for anything.
         unasked: storages that the graph holds after forward, and that backward does not ask for.
         has_own_hooks: whether code within packs what autograd saves, as a checkpoint does.
-        modules: plain FQNs of the modules whose forwards, one after another, are this one; none but the block
-            itself where it is empty.
-        first_own: ordinal of the first operator of the last of them.
+        modules: plain FQNs of the modules beside the blocks whose forwards, one after another, are this one;
+            empty of a block.
+        caller: FQN of the module that calls the block, of whose operators before it some belong to this call;
+            `None` where none do.
+        caller_sizes: sizes of the inputs of that module.
+        first_own: ordinal of the first operator of the block itself.
+        passed: ordinals of those before it that do not belong to this call.
     """
 
     fqn: str
@@ -105,12 +109,10 @@ class BlockCall:
     unasked: set[int] = field(default_factory=set)
     has_own_hooks: bool = False
     modules: list[str] = field(default_factory=list)
+    caller: str | None = None
+    caller_sizes: tuple[TensorSize, ...] = ()
     first_own: int = 0
-
-    @property
-    def is_beside(self) -> bool:
-        """Whether it is of modules beside the blocks alone."""
-        return self.fqn in self.modules[:1]
+    passed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,9 @@ dynamic class before the user's. Names given and names shown are those of the pl
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import takewhile
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, ShardingStrategy
@@ -69,23 +71,61 @@ def names_of_children(model: nn.Module, layers_fqn: str) -> list[str]:
     return [f"{layers_fqn}.{name}" for name in container_at(model, layers_fqn)._modules]  # noqa: SLF001 (named_children leaves repetitions out)
 
 
-def leaves_beside(model: nn.Module, blocks: Iterable[str]) -> dict[str, nn.Module]:
-    """Return `{plain FQN: module}` of what stands beside all blocks: embeddings, the last norm, the head.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelModules:
+    """What a plan may decide about in a model, by plain FQN, below its wrappers.
 
-    Each has parameters and no children, and its parent holds every block.
-
-    Args:
-        model: the model, with its wrappers.
-        blocks: plain FQNs of the blocks.
+    Fields:
+        blocks: the blocks.
+        beside: what stands beside all of them and has parameters and no children: the last norm, the head.
+        caller: the module whose forward calls the blocks; `None` where no region can stand around it.
     """
-    given = list(blocks)
-    found: dict[str, nn.Module] = {}
-    for name, module in plain_named_modules(model):
-        parent = name.rpartition(".")[0]
-        is_beside = all(fqn != name and f"{fqn}.".startswith(f"{parent}." if parent else "") for fqn in given)
-        if name and is_beside and module._parameters and not module._modules:  # noqa: SLF001 (its own, not children's)
-            found.setdefault(name, module)
-    return found
+
+    blocks: Mapping[str, nn.Module]
+    beside: Mapping[str, nn.Module] = field(default_factory=dict)
+    caller: tuple[str, nn.Module] | None = None
+
+    @classmethod
+    def of(cls, model: nn.Module, blocks: Mapping[str, nn.Module]) -> ModelModules:
+        """Return those of `model`; modules with a `forward` set on the instance can have no region.
+
+        Args:
+            model: the model, with its wrappers.
+            blocks: its blocks by plain FQN.
+        """
+        named = dict(plain_named_modules(model))  # of equal names the last: what is below wrappers
+        caller = _caller_of(named, blocks)
+        beside = {
+            name: module
+            for name, module in named.items()
+            if _is_beside(name, blocks) and module._parameters and not module._modules  # noqa: SLF001 (its own)
+        }
+        return cls(
+            blocks={fqn: unwrapped(block) for fqn, block in blocks.items()},
+            beside={name: each for name, each in beside.items() if "forward" not in vars(each)},
+            caller=None if "forward" in vars(named[caller]) else (caller, named[caller]),
+        )
+
+    def all(self) -> dict[str, nn.Module]:
+        """Return blocks and what stands beside them."""
+        return {**self.beside, **self.blocks}
+
+
+def _caller_of(named: Mapping[str, nn.Module], blocks: Iterable[str]) -> str:
+    """Return the FQN of the module that calls the blocks: the innermost around all that is no container."""
+    parents = [fqn.split(".")[:-1] for fqn in blocks]
+    levels = takewhile(lambda names: len(set(names)) == 1, zip(*parents, strict=False))
+    common = [names[0] for names in levels]
+    while common and isinstance(named[".".join(common)], CONTAINERS):
+        common.pop()
+    return ".".join(common)
+
+
+def _is_beside(name: str, blocks: Iterable[str]) -> bool:
+    """Say whether the parent of a module holds all blocks, of which the module is none."""
+    parent = name.rpartition(".")[0]
+    begins = f"{parent}." if parent else ""
+    return bool(name) and all(fqn != name and fqn.startswith(begins) for fqn in blocks)
 
 
 def container_at(model: nn.Module, layers_fqn: str) -> nn.Module:

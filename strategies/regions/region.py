@@ -105,6 +105,12 @@ def enclose(module: nn.Module, region: Region, *, holds_call: bool = True) -> No
     disguise(module, mixin, _PREFIX)
 
 
+def region_of(module: nn.Module) -> Region | None:
+    """Return the region around `module` itself, `None` where there is none."""
+    found: Region | None = vars(module).get(_ATTRIBUTE)
+    return found
+
+
 def regions(model: nn.Module) -> dict[str, Region]:
     """Return `{plain FQN: region}` of the enclosed modules of `model`."""
     return {

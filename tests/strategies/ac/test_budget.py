@@ -152,7 +152,7 @@ def test_a_plan_takes_smaller_inputs_bit_for_bit_and_refuses_larger_ones(plan_fi
         assert torch.equal(expected.grad, actual.grad)
     with pytest.raises(StrategyError) as error:
         model(torch.zeros(8, 8, dtype=torch.long))
-    made_for = "was made for input 0 of (2, 8), not (8, 8)"
+    made_for = "was made for input 0 of (2, 8, 16), not (8, 8, 16)"
     assert str(error.value) == f"ac: the plan of 'layers.0' {made_for}; make it again for these sizes"
 
 

@@ -95,7 +95,7 @@ def test_parity_of_a_model_that_takes_its_input_by_name_alone(setting: Setting) 
     assert all(map(torch.equal, *found))
 
 
-called_alone = pytest.mark.filterwarnings("ignore:ac=budget. a block is called without the modules")
+called_alone = pytest.mark.filterwarnings("ignore:ac=budget. before the first block")
 
 
 AT_CALL_SITES = {  # these refuse them, because they choose among submodules

@@ -13,45 +13,67 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from strategies import StrategyError
 from strategies.budget import carrying_out
-from strategies.budget.call_sizes import OTHER_MODULES
+from strategies.budget.call_sizes import OTHERS_BEFORE
 from strategies.budget.plan import Plan
 from strategies.budget.planning import Chosen
 from strategies.budget.simulation import Decision
-from tests.strategies.budget.idioms import BESIDE, TOKENS, WIDTH, Model, Worded
+from tests.strategies.budget.idioms import BESIDE, TOKENS, WIDTH, FirstInput, Model, Plain, Teacher, Worded
 from tests.strategies.budget.small_steps import measured_peak_bytes, step_of
 from tests.strategies.budget.test_idioms import BUDGET, examine, planner_of, rows
 
-EMBEDDED, HEADED = ["words", "layers.0"], ["norm", "head"]
-CALLS = {
-    "an embedding before": [EMBEDDED, [], HEADED],
-    "positions that the model adds": [[], [], HEADED],
-    "an embedding scaled in place": [EMBEDDED, [], HEADED],
-    "an embedding that is looked at": [EMBEDDED, [], HEADED],
-    "an embedding without gradients": [[], [], HEADED],
-    "a head called twice": [EMBEDDED, [], HEADED],
-    "a head that is the embedding": [EMBEDDED, [], ["norm"]],
-    "a head of the last token": [EMBEDDED, [], HEADED],
-    "a head of tokens in another order": [EMBEDDED, [], HEADED],
-    "a norm written in place": [EMBEDDED, [], HEADED],
-    "a norm that others save": [EMBEDDED, [], HEADED],
-    "a norm called twice": [EMBEDDED, [], HEADED],
-    "a norm between blocks": [EMBEDDED, ["middle", "layers.1"], HEADED],
-}
+HEADED = ["norm", "head"]
+TAILS = {"a head that is the embedding": ["norm"]}
+"""Modules behind the blocks that are one call, where it is not norm and head."""
 
 
 @pytest.mark.parametrize("name", BESIDE)
 def test_what_runs_beside_the_blocks_is_part_of_a_call(name: str) -> None:
     graph = planner_of(BESIDE[name](), rows(), 0)._graph
-    assert [call.modules for call in graph.calls] == CALLS[name]
+    first, second, tail = graph.calls
+    assert (first.caller, second.caller, tail.caller) == ("", None, None)
+    assert (first.modules, second.modules, tail.modules) == ([], [], TAILS.get(name, HEADED))
     for call in graph.calls:
-        names = [graph.operators[index].name for index in call.operators]
-        assert names[call.first_own] == (
-            "aten.addmm.default" if call.fqn in {"layers.0", "layers.1"} else names[0]
-        )
-        assert [graph.operators[index].ordinal for index in call.operators] == list(range(len(names)))
+        operators = [graph.operators[index] for index in call.operators]
+        own = [operator for operator in operators if operator.ordinal >= call.first_own]
+        assert [each.ordinal for each in own] == list(range(call.first_own, call.first_own + len(own)))
+        assert own[0].name == ("aten.addmm.default" if call.fqn.startswith("layers") else own[0].name)
+        before = {each.ordinal for each in operators} - {each.ordinal for each in own}
+        assert before.isdisjoint(call.passed)
+        assert before.union(call.passed) == set(range(call.first_own))
+
+
+class Checkpointing(Plain):
+    """Has a checkpoint of its own around what comes before the blocks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.through(checkpoint(self.inner, x, use_reentrant=False)))
+        return outputs
+
+
+class ReadsBetween(Plain):
+    """Reads what the first block is made of after it."""
+
+    def through(self, x: Tensor) -> Tensor:
+        first = self.layers[0](x)
+        outputs: Tensor = self.layers[1](first + x)
+        return outputs
+
+
+AROUND: dict[str, Callable[[], Model]] = {
+    **BESIDE,
+    "a teacher": Teacher,
+    "a checkpoint before the blocks": Checkpointing,
+    "read between blocks": ReadsBetween,
+}
+
+
+def test_what_other_blocks_read_stays_outside_of_the_first_one() -> None:
+    assert planner_of(FirstInput(), rows(), 0)._graph.calls[0].caller is None
 
 
 class Turns(Worded):
@@ -126,6 +148,24 @@ def scaled_between(model: Turns, tokens: Tensor) -> Tensor:
     return outputs
 
 
+class Passing(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def in_a_mode(model: Turns, tokens: Tensor) -> Tensor:
+    embedded = model.words(tokens)
+    with Passing():
+        x = model.through(embedded)
+    outputs: Tensor = model.head(model.norm(x))
+    return outputs
+
+
+def scaled_norm(model: Turns, tokens: Tensor) -> Tensor:
+    outputs: Tensor = model.head(model.norm(model.through(model.words(tokens))).mul_(2))
+    return outputs
+
+
 WAYS: dict[str, Callable[[Turns, Tensor], Tensor]] = {
     "": as_planned,
     "two in turns": two_in_turns,
@@ -137,8 +177,17 @@ WAYS: dict[str, Callable[[Turns, Tensor], Tensor]] = {
     "failing between": failing_between,
     "evaluated between": evaluated_between,
     "scaled between": scaled_between,
+    "a mode around the blocks": in_a_mode,
+    "a norm scaled": scaled_norm,
 }
-WARNS = {"two in turns", "without the embedding"}
+WARNS = {
+    "two in turns",
+    "backward between",
+    "failing between",
+    "evaluated between",
+    "scaled between",
+    "a mode around the blocks",
+}
 
 
 def thrifty_plan(make: Callable[[], Model]) -> Plan:
@@ -157,15 +206,18 @@ def thrifty_plan(make: Callable[[], Model]) -> Plan:
     )
 
 
-@pytest.mark.parametrize("name", BESIDE)
-def test_what_keeps_nothing_is_neutral_and_exact(name: str) -> None:
-    examine(BESIDE[name], rows(), thrifty_plan(BESIDE[name]))
+@pytest.mark.parametrize("make", AROUND.values(), ids=AROUND)
+def test_what_keeps_nothing_is_neutral_and_exact(make: Callable[[], Model]) -> None:
+    plan = thrifty_plan(make)
+    assert plan.blocks[0].caller is not None
+    examine(make, rows(), plan)
 
 
 def planned_turns() -> Turns:
     plan, model = thrifty_plan(Turns), Turns()
-    assert [block.modules for block in plan.blocks] == [("words", "layers.0"), (), ("norm", "head")]
-    carrying_out.enclose(plan, BUDGET.blocks_of(model), BUDGET.beside_of(model))
+    assert [block.caller for block in plan.blocks] == ["", None, None]
+    assert [block.modules for block in plan.blocks] == [(), (), ("norm", "head")]
+    carrying_out.enclose(plan, BUDGET.modules_of(model))
     return model
 
 
@@ -183,7 +235,7 @@ def are_equal(expected: list[Any], found: list[Any]) -> bool:
     )
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "scaled between"])
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "a norm scaled"])
 def test_other_orders_of_calls_have_the_gradients_of_the_plain_model(way: str) -> None:
     plain, planned = Turns(), planned_turns()
     for each in ("", way, ""):  # what is left open must not reach the next step
@@ -192,9 +244,10 @@ def test_other_orders_of_calls_have_the_gradients_of_the_plain_model(way: str) -
             warnings.simplefilter("always")
             assert are_equal(gradients(plain, rows()), gradients(planned, rows())), each
         told = {str(each.message) for each in caught}
-        assert told == ({OTHER_MODULES} if each and each in WARNS else set())
+        assert told == ({OTHERS_BEFORE} if each and each in WARNS else set())
 
 
+@pytest.mark.filterwarnings("ignore:ac=budget. before the first block")
 def test_a_step_in_other_turns_leaves_the_planned_one_as_small_as_it_was() -> None:
     planned, x = planned_turns(), rows()
     peak_bytes = thrifty_plan(Turns).predicted_peak_bytes
@@ -206,8 +259,8 @@ def test_a_step_in_other_turns_leaves_the_planned_one_as_small_as_it_was() -> No
 
 def test_what_was_written_since_it_was_made_is_refused() -> None:
     planned = planned_turns()
-    planned.way = "scaled between"
-    message = "ac: an input of 'layers.0' was written to in place after its plan had seen it made"
+    planned.way = "a norm scaled"
+    message = "ac: an input of 'norm' was written to in place after its plan had seen it made"
     with pytest.raises(StrategyError, match=re.escape(message)):
         gradients(planned, rows())
     planned.way = ""
@@ -221,7 +274,9 @@ def test_smaller_batches_have_the_gradients_of_the_plain_model(size: int) -> Non
 
 def test_more_tokens_and_other_parameters_are_refused() -> None:
     x = rows()
-    with pytest.raises(StrategyError, match=r"'layers\.0' was made for input 0 of \(4, 6\), not \(8, 6\)"):
+    with pytest.raises(
+        StrategyError, match=r"'layers\.0' was made for input 0 of \(4, 6, 8\), not \(8, 6, 8\)"
+    ):
         gradients(planned_turns(), torch.cat([x, x]))
     planned = planned_turns()
     planned.head = nn.Linear(WIDTH, 5)
@@ -235,10 +290,10 @@ def test_more_tokens_and_other_parameters_are_refused() -> None:
 def test_copies_have_regions_of_their_own() -> None:
     planned = planned_turns()
     copied = copy.deepcopy(planned)
-    tokens = torch.zeros(4, TOKENS, dtype=torch.int64)
-    embedded = planned.words(tokens)
+    loss = planned(rows()).square().sum()
     assert are_equal(gradients(Turns(), rows()), gradients(copied, rows()))
-    planned.head(planned.norm(planned.through(embedded))).sum().backward()
+    loss.backward()
+    assert are_equal(gradients(Turns(), rows()), gradients(planned, rows()))
 
 
 def test_a_second_backward_is_refused_in_words() -> None:
@@ -255,5 +310,5 @@ def test_an_earlier_plan_leaves_no_region_that_does_anything() -> None:
     everything = plain.plan(plain.plain_peak_bytes)
     assert everything.is_plain
     assert measured_peak_bytes(planned, [x], step_of(planned, x)) < plain.plain_peak_bytes
-    carrying_out.enclose(everything, BUDGET.blocks_of(planned), BUDGET.beside_of(planned))
+    carrying_out.enclose(everything, BUDGET.modules_of(planned))
     assert measured_peak_bytes(planned, [x], step_of(planned, x)) == plain.plain_peak_bytes

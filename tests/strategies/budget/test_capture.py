@@ -13,6 +13,7 @@ from strategies.budget.plan import input_value
 from strategies.budget.simulation import PLAIN, effect_of, peak_bytes
 from strategies.budget.step_graph import StepGraph
 from strategies.estimate.host import host_allocation
+from strategies.regions.blocks import ModelModules
 from strategies.tracing.fakes import Fakes
 from tests.strategies.budget.small_steps import WIDTH, Gated, measured_peak_bytes, step_of
 
@@ -21,7 +22,9 @@ CPU = torch.device("cpu")
 
 def captured(model: Gated, x: torch.Tensor) -> StepGraph:
     model.zero_grad()
-    return capture(step_of(model, x), model.blocks, device=CPU, standing=[*model.parameters(), x])
+    return capture(
+        step_of(model, x), ModelModules(blocks=model.blocks), device=CPU, standing=[*model.parameters(), x]
+    )
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -72,7 +75,7 @@ def test_storages_on_the_host_have_no_bytes() -> None:
             table = torch.ones(8, WIDTH)
         model(x + table).sum().backward()
 
-    graph = capture(run, model.blocks, device=CPU, standing=[*model.parameters(), x])
+    graph = capture(run, ModelModules(blocks=model.blocks), device=CPU, standing=[*model.parameters(), x])
     (table,) = next(each for each in graph.operators if "ones" in each.name).makes
     (added,) = next(each for each in graph.operators if table in each.reads).makes
     assert (graph.nbytes[table], graph.nbytes[added]) == (0, x.nbytes)
@@ -88,4 +91,4 @@ def test_a_checkpointed_model_is_refused() -> None:
 def test_a_step_without_blocks_is_refused() -> None:
     model = Gated()
     with pytest.raises(StrategyError, match=r"^ac\.layers_fqn: no block ran in the step"):
-        capture(lambda: None, model.blocks, device=CPU)
+        capture(lambda: None, ModelModules(blocks=model.blocks), device=CPU)

@@ -11,6 +11,7 @@ from torch import nn
 
 from strategies.budget.capture import capture
 from strategies.budget.planning import Planner
+from strategies.regions.blocks import ModelModules
 from strategies.regions.host_copies import HostLedger
 from tests.strategies.budget.planning_by_hand import enclose
 from tests.strategies.budget.small_steps import WIDTH, Gated, measured_peak_bytes, step_of
@@ -33,7 +34,10 @@ def test_the_peak_is_the_predicted_one_and_gradients_are_equal(dropout: float, h
     step_of(model, x)()
     model.zero_grad()
     graph = capture(
-        step_of(model, x), model.blocks, device=torch.device("cpu"), standing=[*model.parameters(), x]
+        step_of(model, x),
+        ModelModules(blocks=model.blocks),
+        device=torch.device("cpu"),
+        standing=[*model.parameters(), x],
     )
     planner = Planner(graph, host_bytes=host_bytes)
     smallest, largest = planner.minimum_feasible_bytes, planner.plain_peak_bytes
@@ -92,7 +96,12 @@ def test_a_value_that_is_written_to_after_it_was_read(*, is_random: bool) -> Non
     blocks = dict(model.named_children())
     expected, _ = trained(model, x)
     model.zero_grad()
-    graph = capture(step_of(model, x), blocks, device=torch.device("cpu"), standing=[*model.parameters(), x])
+    graph = capture(
+        step_of(model, x),
+        ModelModules(blocks=blocks),
+        device=torch.device("cpu"),
+        standing=[*model.parameters(), x],
+    )
     planner = Planner(graph)
     smallest, largest = planner.minimum_feasible_bytes, planner.plain_peak_bytes
     assert smallest < largest

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from strategies.budget.capture import capture
 from strategies.budget.chunked_planning import ChunkedPlanner, Way
 from strategies.budget.planning import BudgetBelowMinimum, Objective, Planner
+from strategies.regions.blocks import ModelModules
 from tests.strategies.budget.small_steps import WIDTH, Gated, step_of
 
 _WIDE = 256
@@ -43,7 +44,9 @@ def way(chunks: int, objective: Objective) -> Way:
     step_of(model, x)()
     model.zero_grad()
     standing = [*model.parameters(), x]
-    graph = capture(step_of(model, x), model.blocks, device=torch.device("cpu"), standing=standing)
+    graph = capture(
+        step_of(model, x), ModelModules(blocks=model.blocks), device=torch.device("cpu"), standing=standing
+    )
     told: dict[str, Any] | None = {"with_loss": False, "regions": [], "chunks": chunks}
     return Way(planner=Planner(graph, objective=objective), chunk=None if chunks == 1 else told)
 

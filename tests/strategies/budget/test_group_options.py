@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from strategies.budget.carrying_out import enclose
 from strategies.budget.planning import Planner
 from strategies.budget.step_graph import StepGraph
+from strategies.regions.blocks import ModelModules
 from tests.strategies.budget.grouping_by_hand import groups_of
 from tests.strategies.budget.small_steps import WIDTH, Gated, GatedBlock, measured_peak_bytes, step_of
 from tests.strategies.budget.test_capture import captured
@@ -47,7 +48,7 @@ def test_groups_reach_smaller_peaks_and_never_beat_the_bound() -> None:
 def test_the_smallest_plan_is_carried_out_to_the_byte() -> None:
     plan = planners()[1].plan(planners()[1].minimum_feasible_bytes)
     planned = Gated(blocks=8)
-    enclose(plan, planned.blocks)
+    enclose(plan, ModelModules(blocks=planned.blocks))
     (expected, _), (found, flops) = trained(Gated(blocks=8), X), trained(planned, X)
     assert all(map(torch.equal, expected, found))
     assert flops == graph().flops + plan.extra_flops

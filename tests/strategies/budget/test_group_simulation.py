@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from strategies.budget.carrying_out import enclose
+from strategies.regions.blocks import ModelModules
 from tests.strategies.budget.grouping_by_hand import grouped
 from tests.strategies.budget.small_steps import WIDTH, Gated, measured_peak_bytes, step_of
 from tests.strategies.budget.test_capture import captured
@@ -28,7 +29,7 @@ def test_predicted_bytes_and_flops_are_measured(
     graph = captured(Gated(dropout), x)
     plan = grouped(graph, spans, share)
     planned = Gated(dropout)
-    enclose(plan, planned.blocks)
+    enclose(plan, ModelModules(blocks=planned.blocks))
     (expected, _), (found, flops) = trained(Gated(dropout), x), trained(planned, x)
     assert all(map(torch.equal, expected, found))
     assert flops == graph.flops + plan.extra_flops

@@ -14,6 +14,7 @@ from strategies import StrategyError
 from strategies.budget.capture import capture
 from strategies.budget.carrying_out import enclose
 from strategies.budget.step_graph import StepGraph
+from strategies.regions.blocks import ModelModules
 from tests.rank_pool import RankPool
 from tests.strategies.budget.grouping_by_hand import grouped, groups_of
 from tests.strategies.budget.small_steps import WIDTH, Gated, measured_peak_bytes, step_of
@@ -24,7 +25,7 @@ X = torch.randn(2, 8, WIDTH)
 
 def model_in_group() -> Gated:
     planned = Gated(0.1)
-    enclose(grouped(captured(Gated(0.1), X), [(0, 3)], 0.2), planned.blocks)
+    enclose(grouped(captured(Gated(0.1), X), [(0, 3)], 0.2), ModelModules(blocks=planned.blocks))
     return planned
 
 
@@ -97,7 +98,7 @@ def test_results_and_gradients_are_those_of_the_plain_model(run: Callable[[Gated
 def test_under_autocast_the_operators_of_forward_run_again() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         planned = Gated(0.1)
-        enclose(grouped(captured(Gated(0.1), X), [(0, 3)], 0.2), planned.blocks)
+        enclose(grouped(captured(Gated(0.1), X), [(0, 3)], 0.2), ModelModules(blocks=planned.blocks))
 
     def run(model: Gated) -> Iterator[Tensor]:
         with torch.autocast("cpu", torch.bfloat16):
@@ -152,7 +153,9 @@ def wrapped(model: Gated, kind: str) -> nn.Module:
 def step_on_ranks(model: Gated, whole: nn.Module, x: Tensor) -> StepGraph:
     step_of(whole, x)()
     standing = [*whole.parameters(), x]
-    return capture(step_of(whole, x), model.blocks, device=torch.device("cpu"), standing=standing)
+    return capture(
+        step_of(whole, x), ModelModules(blocks=model.blocks), device=torch.device("cpu"), standing=standing
+    )
 
 
 def neutral_on_ranks(rank: int, kind: str) -> bool:
@@ -164,7 +167,7 @@ def neutral_on_ranks(rank: int, kind: str) -> bool:
     models = [wrapped(model, kind) for model in (plain, planned)]
     graph = step_on_ranks(plain, models[0], x) if kind == "ddp" else captured(Gated(0.1), x)
     plan = grouped(graph, [(0, 3)], 0.2)
-    enclose(plan, blocks)
+    enclose(plan, ModelModules(blocks=blocks))
     found = []
     for model in models:
         torch.manual_seed(rank)

@@ -54,8 +54,7 @@ def planner_of(model: nn.Module, x: Tensor, host_bytes: int) -> Planner:
     standing = [*model.parameters(), *model.buffers(), x]
     graph = capture(
         step_of(model, x),
-        BUDGET.blocks_of(model),
-        beside=BUDGET.beside_of(model),
+        BUDGET.modules_of(model),
         device=torch.device("cpu"),
         standing=standing,
     )
@@ -81,8 +80,8 @@ def are_equal(expected: list[Any], found: list[Any]) -> bool:
 def examine(make: Callable[[], Model], x: Tensor, plan: Plan) -> int:
     """Require that a plan is carried out as it says, and return the number of blocks that it changes."""
     planned = make()
-    blocks = BUDGET.blocks_of(planned)
-    carrying_out.enclose(plan.with_idle(blocks), blocks, BUDGET.beside_of(planned))
+    modules = BUDGET.modules_of(planned)
+    carrying_out.enclose(plan.with_idle(modules.blocks), modules)
     assert are_equal(trained(make(), x), trained(planned, x))
     peak, on_host = (
         measured_peak_bytes(planned, [x], step_of(planned, x), on_host=on_host) for on_host in (False, True)

@@ -20,6 +20,7 @@ from strategies.budget.memory_layout import MemoryLayout
 from strategies.budget.plan import BlockPlan
 from strategies.budget.planning import Planner
 from strategies.estimate.operator_mode import OperatorMode
+from strategies.regions.blocks import ModelModules
 from tests.strategies.budget.idioms import BETWEEN, TOKENS, WIDTH, of
 from tests.strategies.budget.planning_by_hand import enclose
 from tests.strategies.budget.small_steps import step_of
@@ -210,7 +211,9 @@ def smallest_peak_bytes() -> int:
     model = of(between, parts)()
     x = torch.randn(64, TOKENS, WIDTH)
     blocks = {f"layers.{number}": block for number, block in enumerate(model.layers)}
-    graph = capture(step_of(model, x), blocks, device=x.device, standing=[*model.parameters(), x])
+    graph = capture(
+        step_of(model, x), ModelModules(blocks=blocks), device=x.device, standing=[*model.parameters(), x]
+    )
     return Planner(graph).minimum_feasible_bytes
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from strategies import Observation, StrategyError
-from strategies.regions.blocks import children_of, find_blocks, leaves_beside, plain_class, unwrapped
+from strategies.regions.blocks import ModelModules, children_of, find_blocks, plain_class, unwrapped
 from strategies.regions.region import Region, enclose, regions
 from tests.strategies.toys import MODELS, Toy, toy
 
@@ -34,14 +34,46 @@ def test_found(model: str, layers_fqn: str, classes: tuple[str, ...], expected: 
     assert list(find_blocks(toy(model), layers_fqn=layers_fqn, module_classes=classes)) == expected
 
 
-def test_leaves_beside_stand_beside_every_block() -> None:
+def test_what_a_plan_may_decide_about() -> None:
     inner = nn.ModuleDict({"words": nn.Embedding(2, 4), "layers": toy().layers, "act": nn.GELU()})
     other = nn.Sequential(nn.Linear(4, 4))
     whole = nn.ModuleDict({"inner": inner, "head": nn.Linear(4, 4), "other": other, "drop": nn.Dropout()})
-    blocks = find_blocks(whole, layers_fqn="inner.layers", module_classes=())
-    assert list(leaves_beside(whole, blocks)) == ["inner.words", "head"]
-    norms = find_blocks(whole, layers_fqn="", module_classes=("LayerNorm",))
-    assert list(leaves_beside(whole, norms)) == ["inner.words", "head"]
+    for layers_fqn, classes in (("inner.layers", ()), ("", ("LayerNorm",))):
+        blocks = find_blocks(whole, layers_fqn=layers_fqn, module_classes=classes)
+        found = ModelModules.of(whole, blocks)
+        assert list(found.blocks) == list(blocks)
+        assert list(found.beside) == ["inner.words", "head"]
+        assert found.caller == ("", whole)  # what is called; a ModuleDict never is
+    vars(whole["head"])["forward"] = None
+    assert list(ModelModules.of(whole, blocks).beside) == ["inner.words"]
+    vars(whole)["forward"] = None
+    assert ModelModules.of(whole, blocks).caller is None
+
+
+CALLERS = {
+    "the model": (("layers.0", "layers.1"), ""),
+    "a module inside": (("model.layers.0", "model.layers.1"), "model"),
+    "around a container that is called": (("model.stages.0.0", "model.stages.0.1"), "model"),
+    "around blocks in several places": (("model.layers.0", "model.stages.0.1"), "model"),
+}
+
+
+@pytest.mark.parametrize(("fqns", "caller"), CALLERS.values(), ids=CALLERS)
+def test_the_caller_of_blocks(fqns: tuple[str, ...], caller: str) -> None:
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(1, 1) for _ in range(2))
+            self.stages = nn.Sequential(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)))
+
+    class Outer(Inner):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Inner()
+
+    model = Outer()
+    found = ModelModules.of(model, {fqn: model.get_submodule(fqn) for fqn in fqns}).caller
+    assert found == (caller, model.get_submodule(caller))
 
 
 REFUSED = {
