@@ -38,13 +38,13 @@ class PlannedBlock:
         plan: the plan.
         ledger: the host copies of the model.
         group: the group that the plan puts the block in.
-        has_smaller_inputs: whether what calls the block has got smaller inputs than the planned ones.
+        is_of_other_size: whether what calls the block has got inputs for which its plan is not made.
     """
 
     plan: BlockPlan
     ledger: HostLedger
     group: Group | None = None
-    has_smaller_inputs: bool = False
+    is_of_other_size: bool = False
     _fates: Fates = field(init=False)
     _open: BlockTape | None = None
     _next: int = 0
@@ -114,7 +114,7 @@ class PlannedBlock:
         if tape is not None and tape.reach(module, beyond):
             tape.offer(given)
             return tape
-        if beyond is Beyond.REFUSED and not self.has_smaller_inputs:
+        if beyond is Beyond.REFUSED and not self.is_of_other_size:
             self.warn(OTHERS_BEFORE)
         is_compiled = self.plan.first_own == self.plan.operators
         return None if is_compiled else self.begun(region, module, given, beyond, is_own=True)
@@ -286,8 +286,9 @@ class PlannedCaller:
         if plan.plain or is_other_mode or not torch.is_grad_enabled():
             return body(*args, **kwargs)
         found = input_sizes(args, kwargs)
-        self.block.has_smaller_inputs = found != plan.caller_sizes and not difference(
-            plan.caller_sizes, found
+        # smaller ones need no more bytes; where larger ones are refused, the block or its compiler says so
+        self.block.is_of_other_size = found != plan.caller_sizes and (
+            not plan.sizes or difference(plan.caller_sizes, found) is None
         )
         if found != plan.caller_sizes:
             return body(*args, **kwargs)

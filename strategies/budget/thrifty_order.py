@@ -48,7 +48,8 @@ def thrifty_order(steps: Sequence[Step], held: Mapping[int, int], outliving: fro
     low, high = max((step.most_bytes for step in steps), default=0), most
     for _ in range(_HALVINGS):
         limit = (low + high) // 2
-        found = _Run(steps, held, outliving).within(limit)
+        tried = (_Run(steps, held, outliving).within(limit, postpones=each) for each in (False, True))
+        found = next((order for order in tried if order is not None), None)
         if found is None:
             low = limit
         else:
@@ -77,8 +78,13 @@ class _Run:
             self._take(number)
         return most
 
-    def within(self, limit: int) -> tuple[int, ...] | None:
-        """Return an order that stays within a limit; `None` where none is found."""
+    def within(self, limit: int, *, postpones: bool) -> tuple[int, ...] | None:
+        """Return an order that stays within a limit; `None` where none is found.
+
+        Args:
+            limit: most bytes.
+            postpones: what makes bytes that nobody frees, such as gradients, waits until nothing else fits.
+        """
         order: list[int] = []
         waiting = {number: set(step.after) for number, step in enumerate(self._steps)}
         ready = [number for number, after in waiting.items() if not after]
@@ -90,7 +96,7 @@ class _Run:
             fitting = [each for each in ready if self._live + self._steps[each].most_bytes <= limit]
             if not fitting:
                 return None
-            number = min(fitting, key=lambda each: (self._added(each), each))
+            number = min(fitting, key=lambda each: (postpones and self._stays(each), self._added(each), each))
             self._take(number)
             order.append(number)
             ready.remove(number)
@@ -100,10 +106,15 @@ class _Run:
                     ready.append(user)
         return tuple(order)
 
+    def _stays(self, number: int) -> bool:
+        """Say whether a step adds bytes that nobody frees."""
+        return self._added(number) > 0 and not self._outliving.isdisjoint(self._steps[number].makes)
+
     def _added(self, number: int) -> int:
         """Return the bytes more that live after a step."""
         step = self._steps[number]
-        freed = sum(self._bytes.get(each, 0) for each in step.uses if self._readers[each] == 1)
+        last = (each for each in step.uses - self._outliving if self._readers[each] == 1)
+        freed = sum(self._bytes.get(each, 0) for each in last)
         made = sum(
             size for each, size in step.makes.items() if each in self._readers or each in self._outliving
         )

@@ -79,7 +79,7 @@ def test_a_plain_plan_leaves_every_block_as_it_is() -> None:
 
 def test_saves_name_modules_and_operators() -> None:
     assert operator_saves(*planned(0.82)).splitlines()[:3] == [
-        "# left as they are, though the plan recomputes values of them: embedding",
+        "# left as they are, though the plan recomputes values of them: what runs before layers.0",
         "layers.0::aten.clone.default  # 3 of 4 calls",
         "layers.0.up::aten.addmm.default",
     ]
