@@ -33,15 +33,15 @@ ROWS = {
         {7: 4, 8: 6},
         [1, 0],
     ),
-    "what nobody frees waits for what nothing else fits beside": (
+    "what nobody frees waits until nothing else fits": (
         [
             step(uses=[9], makes=3, size=2),
-            step(uses=[9, 8], makes=1, size=4),
-            step(1, uses=[1, 7], makes=2, size=4),
-            step(0, uses=[3]),
+            step(0, uses=[3]),  # a view of it, its last reader
+            step(uses=[9], makes=1, size=4),
+            step(2, uses=[1, 7], makes=2, size=4),
         ],
-        {7: 4, 8: 4, 9: 1},
-        [1, 2, 0, 3],
+        {7: 4, 9: 1},
+        [2, 3, 0, 1],
     ),
 }
 
