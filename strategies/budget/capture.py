@@ -23,11 +23,12 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from strategies.base import Observation, StrategyError
+from strategies.budget.before_blocks import Before, join, joined
 from strategies.budget.call_sizes import input_sizes, parameter_sizes, sizes_of
 from strategies.budget.drawn_numbers import DrawWatch
 from strategies.budget.late_value import JustSaved, given
 from strategies.budget.memory_layout import MemoryLayout, dense_of
-from strategies.budget.operator_facts import facts_of, fake_mode, is_numbered
+from strategies.budget.operator_facts import OperatorFacts, facts_of, fake_mode, is_numbered
 from strategies.budget.plan import TensorSize
 from strategies.budget.step_graph import OUTSIDE, BlockCall, Redemption, StepGraph, StepOperator
 from strategies.estimate.flops import called, flops_of
@@ -207,26 +208,6 @@ class _Calling:
         return Observation()
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
-class _Before:
-    """What the caller of the blocks does before the first of them.
-
-    Fields:
-        caller, sizes: its FQN, and the sizes of its inputs.
-        start: moment at which its forward begins.
-        operators: numbers of its operators.
-        unsafe: those that no tape follows.
-        given: storages of the first block's inputs that it has made; none where it was not left in order.
-    """
-
-    caller: str
-    sizes: tuple[TensorSize, ...]
-    start: int
-    operators: list[int] = field(default_factory=list)
-    unsafe: set[int] = field(default_factory=set)
-    given: frozenset[int] = frozenset()
-
-
 class _Watch(OperatorMode):
     """Sees every operator of the step."""
 
@@ -240,7 +221,7 @@ class _Watch(OperatorMode):
         self._operators: list[StepOperator] = []
         self._inside = OUTSIDE
         self._is_open = False  # the last call is of modules beside the blocks
-        self._before: _Before | None = None
+        self._before: Before | None = None
         self._before_mode: _AsTaped | None = None
         self._pack: Callable[[Tensor], Callable[[], Tensor]] | None = None
         self._fakes = fake_mode()
@@ -275,13 +256,17 @@ class _Watch(OperatorMode):
         )
         if self._inside != OUTSIDE:
             self._note_in(self.calls[self._inside])
-        elif self._before_mode is not None and not self.calls and self._before is not None:
-            self._before.operators.append(len(self._operators) - 1)
-            if facts.moves_memory or any(
-                dense_of(each) is None for each in tensors_in(list(facts.written(args, kwargs)))
-            ):
-                self._before.unsafe.add(len(self._operators) - 1)
+        elif self._before_mode is not None and not self.calls:
+            self._note_before(facts, list(facts.written(args, kwargs)))
         return result
+
+    def _note_before(self, facts: OperatorFacts, written: Any) -> None:
+        """Note that the latest operator ran before the blocks, and whether a tape could follow it."""
+        assert self._before is not None, "its mode is on"
+        index = len(self._operators) - 1
+        self._before.operators.append(index)
+        if facts.moves_memory or any(dense_of(each) is None for each in tensors_in(written)):
+            self._before.unsafe.add(index)
 
     def _note_in(self, call: BlockCall) -> None:
         call.operators.append(len(self._operators) - 1)
@@ -347,7 +332,7 @@ class _Watch(OperatorMode):
     @contextmanager
     def before_blocks(self, caller: str, sizes: tuple[TensorSize, ...]) -> Iterator[None]:
         """Note what runs inside the scope, until the first block does."""
-        self._before = _Before(caller=caller, sizes=sizes, start=self.live.ledger.moment)
+        self._before = Before(caller=caller, sizes=sizes, start=self.live.ledger.moment)
         self._before_mode = _AsTaped()
         self._before_mode.__enter__()
         try:
@@ -560,55 +545,12 @@ class _Watch(OperatorMode):
                 if is_beside and (number in spoilt or not operator.reads.isdisjoint(gathered)):
                     operator.is_repeatable = False
 
-    def _join(self, before: _Before) -> None:
-        """Let what the first block's inputs are made of belong to its call.
-
-        Not those that another call reads, and nothing that a tape cannot follow or that others write to.
-        """
-        call = self.calls[0]
-        readers: dict[int, set[int]] = {}
-        for operator in self._operators:
-            for storage in operator.reads:
-                readers.setdefault(storage, set()).add(operator.call)
+    def _join(self, before: Before) -> None:
+        """Let what the first block's inputs are made of belong to its call."""
         asked = {each.storage for each in self._savings if each.call == 0 and each.asked}
-        wanted = {s for s in before.given & asked if readers.get(s, set()) <= {OUTSIDE, 0}}
-        joined = self._made_before(before, wanted)
-        made = {storage for index in joined for storage in self._operators[index].makes}
-        is_written = any(
-            not made.isdisjoint(operator.writes)
-            for number, operator in enumerate(self._operators)
-            if number not in joined and operator.call != 0 and operator.start < call.end
-        )
-        if not joined or joined & before.unsafe or is_written:
-            return
-        call.caller, call.caller_sizes, call.start = before.caller, before.sizes, before.start
-        call.first_own = len(before.operators)
-        for operator in (self._operators[index] for index in call.operators):
-            operator.ordinal += call.first_own
-        for ordinal, index in enumerate(before.operators):
-            if index in joined:
-                operator = self._operators[index]
-                operator.call, operator.ordinal = 0, ordinal
-                self._makers |= dict.fromkeys(operator.makes, 0)
-        call.passed = tuple(n for n, index in enumerate(before.operators) if index not in joined)
-        call.operators = [*sorted(joined), *call.operators]
-        call.inputs = {storage: number for storage, number in call.inputs.items() if storage not in made}
-
-    def _made_before(self, before: _Before, wanted: AbstractSet[int]) -> set[int]:
-        """Return the operators that storages follow from, among those before the blocks."""
-        makers = {s: index for index in before.operators for s in self._operators[index].makes}
-        writers: dict[int, list[int]] = {}
-        for index in before.operators:
-            for storage in self._operators[index].writes:
-                writers.setdefault(storage, []).append(index)
-        found: set[int] = set()
-        todo = [storage for storage in wanted if storage in makers]
-        while todo:
-            storage = todo.pop()
-            fresh = {makers[storage], *writers.get(storage, ())} - found
-            found |= fresh
-            todo += [each for index in fresh for each in self._operators[index].reads if each in makers]
-        return found
+        found = joined(before, self.calls[0], self._operators, asked)
+        if found:
+            self._makers |= join(before, self.calls[0], self._operators, found)
 
     def _give_back_shared(self) -> None:
         """Leave as they are those inputs that not one call alone asks for, or that a call writes to."""

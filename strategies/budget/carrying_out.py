@@ -43,7 +43,7 @@ def enclose(plan: Plan, modules: ModelModules) -> None:
     """
     planned = require_blocks(plan, modules)
     ledger, groups = HostLedger(), groups_of(plan)
-    rest = modules.all()
+    rest, callers = modules.all(), {block.caller for block in planned.values()}
     for block in planned.values():
         shared = PlannedBlock(plan=block, ledger=ledger, group=groups.get(block.group))
         _put_caller(shared, modules)
@@ -51,13 +51,17 @@ def enclose(plan: Plan, modules: ModelModules) -> None:
             module = rest.pop(name)
             if not block.plain or isinstance(module, Enclosed):
                 _put(module, PlannedModule(block=shared, number=number, is_for_training=module.training))
-    if modules.caller is not None and all(block.caller is None for block in planned.values()):
-        rest[modules.caller[0]] = modules.caller[1]
-    for fqn, module in rest.items():
-        if isinstance(module, Enclosed):  # by an earlier plan
-            _put(
-                module, PlannedModule(block=PlannedBlock(plan=BlockPlan(fqn=fqn, plain=True), ledger=ledger))
-            )
+    if modules.caller is not None:
+        rest |= dict([modules.caller])
+    _let_go({name: module for name, module in rest.items() if name not in callers})
+
+
+def _let_go(modules: Mapping[str, nn.Module]) -> None:
+    """Let modules run untouched that an earlier plan has put regions around."""
+    for fqn, module in modules.items():
+        if isinstance(module, Enclosed):
+            plain = PlannedBlock(plan=BlockPlan(fqn=fqn, plain=True), ledger=HostLedger())
+            _put(module, PlannedModule(block=plain))
 
 
 def enclose_beside(plan: Plan, modules: ModelModules) -> None:
@@ -124,17 +128,27 @@ def require_blocks(plan: Plan, modules: ModelModules) -> Mapping[str, BlockPlan]
         raise StrategyError("ac.plan_file", f"{problem}; make it again")
     blocks = modules.blocks
     planned: dict[str, BlockPlan] = {block.fqn: block for block in plan.blocks}
-    for fqn in (name for block in planned.values() for name in block.modules or (block.fqn,)):
-        if fqn not in blocks and fqn not in modules.beside:
-            problem = f"plans {fqn!r}, and the blocks of this model are {', '.join(blocks)}"
-            raise StrategyError("ac.plan_file", f"{problem}; use a plan of this model")
-    caller = next((block.caller for block in planned.values() if block.caller is not None), None)
-    if caller is not None and (modules.caller is None or modules.caller[0] != caller):
-        found = "none" if modules.caller is None else repr(modules.caller[0])
-        problem = f"has operators of {caller!r}, and the module that calls the blocks is {found}"
-        raise StrategyError("ac.plan_file", f"{problem}; use a plan of this model")
+    _require_names(planned, modules)
     unplanned = next((fqn for fqn in blocks if fqn not in planned and plan.blocks), None)
     if unplanned is not None:
         problem = f"does not plan {unplanned!r}, and the last block it plans is {plan.blocks[-1].fqn!r}"
         raise StrategyError("ac.plan_file", f"{problem}; use a plan of this model")
     return planned
+
+
+def _require_names(planned: Mapping[str, BlockPlan], modules: ModelModules) -> None:
+    """Refuse a plan that names a module that is none of those that it may decide about.
+
+    Raises:
+        StrategyError: naming it.
+    """
+    blocks = modules.blocks
+    for fqn in (name for block in planned.values() for name in block.modules or (block.fqn,)):
+        if fqn not in blocks and fqn not in modules.beside:
+            problem = f"plans {fqn!r}, and the blocks of this model are {', '.join(blocks)}"
+            raise StrategyError("ac.plan_file", f"{problem}; use a plan of this model")
+    found = None if modules.caller is None else modules.caller[0]
+    caller = next((block.caller for block in planned.values() if block.caller not in {None, found}), None)
+    if caller is not None:
+        problem = f"has operators of {caller!r}, and the module that calls the blocks is {found!r}"
+        raise StrategyError("ac.plan_file", f"{problem}; use a plan of this model")

@@ -88,10 +88,7 @@ class _Run:
         order: list[int] = []
         waiting = {number: set(step.after) for number, step in enumerate(self._steps)}
         ready = [number for number, after in waiting.items() if not after]
-        users: dict[int, list[int]] = {}
-        for number, step in enumerate(self._steps):
-            for each in step.after:
-                users.setdefault(each, []).append(number)
+        users = _users(self._steps)
         while ready:
             fitting = [each for each in ready if self._live + self._steps[each].most_bytes <= limit]
             if not fitting:
@@ -126,3 +123,12 @@ class _Run:
         self._live += self._added(number)
         for storage in step.uses:
             self._readers[storage] -= 1
+
+
+def _users(steps: Sequence[Step]) -> Mapping[int, Sequence[int]]:
+    """Return the steps that follow from each step."""
+    users: dict[int, list[int]] = {}
+    for number, step in enumerate(steps):
+        for each in step.after:
+            users.setdefault(each, []).append(number)
+    return users

@@ -104,6 +104,7 @@ EXAMINED_BY = {
     "strategies/ac/base.py": "tests/strategies/ac/test_full.py",
     "strategies/ac/none.py": "tests/strategies/ac/test_laws.py",
     "strategies/base.py": "tests/strategies/ac/test_laws.py",
+    "strategies/budget/before_blocks.py": "tests/strategies/budget/test_beside.py",
     "strategies/budget/block_options.py": "tests/strategies/budget/test_planning.py",
     "strategies/budget/block_program.py": "tests/strategies/budget/test_capture.py",
     "strategies/budget/compiled_capture.py": "tests/strategies/budget/test_joint_graph.py",
