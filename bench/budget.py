@@ -188,7 +188,7 @@ def main() -> int:
         start = time.perf_counter()
         graph, of_executor = _captured(experiment, arguments.compiler)
         middle = time.perf_counter()
-        planner = Planner(graph)
+        planner = Planner(graph, nests=arguments.compiler == "none")
         plain = planner.plain_peak_bytes
         prepared.append(
             Prepared(

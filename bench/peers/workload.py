@@ -19,7 +19,9 @@ from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
 from harness.trial.steps import UNMEASURED_STEPS, warm_up
 
-SIZES = ("model.n_layers=8", "batch_size=8", "mesh.device=cpu", "ac=none")
+SIZES = ("batch_size=8", "mesh.device=cpu", "ac=none")
+_EIGHT, _TWELVE = "model.n_layers=8", "model.n_layers=12"
+_OF_TRANSFORMERS = ("model=hf", "model.config_class=LlamaConfig", "model.layers_fqn=model.layers")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,10 +113,14 @@ class Workload:
 WORKLOADS: Mapping[str, Workload] = {
     each.name: each
     for each in (
-        Workload("gpt", ("model=gpt_nano", *SIZES)),
-        Workload("llama", ("model=llama_nano", *SIZES)),
-        Workload("llama_softmax", ("model=llama_nano", *SIZES), has_explicit_softmax=True),
-        Workload("vit", ("model=vit_nano", *SIZES)),
+        Workload("gpt", ("model=gpt_nano", _EIGHT, *SIZES)),
+        Workload("llama", ("model=llama_nano", _EIGHT, *SIZES)),
+        Workload("llama_softmax", ("model=llama_nano", _EIGHT, *SIZES), has_explicit_softmax=True),
+        Workload("vit", ("model=vit_nano", _EIGHT, *SIZES)),
+        Workload("moe", ("model=moe_nano", _EIGHT, *SIZES)),
+        Workload("gpt_12", ("model=gpt_nano", _TWELVE, *SIZES)),
+        Workload("llama_12", ("model=llama_nano", _TWELVE, *SIZES)),
+        Workload("hf_llama", (*_OF_TRANSFORMERS, _EIGHT, *SIZES)),
     )
 }
 """Workloads by name."""
