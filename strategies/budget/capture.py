@@ -41,7 +41,7 @@ from strategies.estimate.operator_mode import OperatorMode
 from strategies.estimate.position import Position, running_node
 from strategies.estimate.tensors import gradients_of, plain_tensors, tensors_in
 from strategies.regions.blocks import Enclosed, ModelModules
-from strategies.regions.region import Region, enclose
+from strategies.regions.region import Region, enclose, region_of
 from strategies.regions.saved_tensors import kept, local_of, placed_as
 
 RunStep: TypeAlias = Callable[[], object]
@@ -117,14 +117,15 @@ def enclosed(blocks: Mapping[str, nn.Module], region_of: Callable[[str], Region]
 
 
 def _restored(block: nn.Module) -> Callable[[], None]:
-    """Return what takes the region from `block` again."""
-    original, before = type(block), dict(vars(block))
+    """Return what takes the region from `block` again, and puts an earlier one back."""
+    original, earlier = type(block), region_of(block)
 
     def restore() -> None:
         block.__class__ = original
-        for name in vars(block).keys() - before.keys():
-            if name == "_acbench_region":
-                del vars(block)[name]
+        if earlier is not None:
+            enclose(block, earlier, holds_call=False)
+        else:
+            vars(block).pop("_acbench_region")
 
     return restore
 

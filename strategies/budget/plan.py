@@ -404,6 +404,8 @@ def _unsound_blocks(plan: Plan) -> Iterator[str]:
 def _unsound_block(block: BlockPlan) -> Iterator[str]:
     if type(block.plain) is not bool or not _is_count(block.operators):
         yield "plain is true or false, and operators a whole number"
+    if (block.caller is None) != (not block.first_own) or not all(map(_is_count, block.passed)):
+        yield "it has operators of a caller before its own, or neither"
     fates: dict[Value, str] = {}
     for fate in FATES:
         for value in getattr(block, fate):

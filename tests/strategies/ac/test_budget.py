@@ -272,6 +272,19 @@ def test_refusal_of_the_plan_of_another_model(plan_file: Path) -> None:
     )
 
 
+def test_refusal_of_the_plan_of_another_caller(plan_file: Path, tmp_path: Path) -> None:
+    held = json.loads(plan_file.read_text())
+    first = {**held["blocks"][0], "caller": "model", "first_own": 1}
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({**held, "blocks": [first, *held["blocks"][1:]]}))
+    with pytest.raises(StrategyError) as error:
+        Budget(layers_fqn="layers", plan_file=str(other)).apply(toy())
+    assert str(error.value) == (
+        "ac.plan_file: has operators of 'model', and the module that calls the blocks is ''; use a plan of "
+        "this model"
+    )
+
+
 def test_refusal_of_a_file_that_is_not_there() -> None:
     with pytest.raises(StrategyError) as error:
         Budget(layers_fqn="layers", plan_file="missing.json").apply(toy())
