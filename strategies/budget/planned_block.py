@@ -111,10 +111,11 @@ class PlannedBlock:
         """
         given = list(inputs)
         tape, self._open = self._open, None
+        is_of_other_size, self.is_of_other_size = self.is_of_other_size, False
         if tape is not None and tape.reach(module, beyond):
             tape.offer(given)
             return tape
-        if beyond is Beyond.REFUSED and not self.is_of_other_size:
+        if beyond is Beyond.REFUSED and not is_of_other_size:
             self.warn(OTHERS_BEFORE)
         is_compiled = self.plan.first_own == self.plan.operators
         return None if is_compiled else self.begun(region, module, given, beyond, is_own=True)
@@ -124,7 +125,9 @@ class PlannedBlock:
 
         `None` of one that is called without those before it, such as a head that is called twice.
         """
-        tape, self._open = self._open if number == self._next else None, None
+        if number != self._next:
+            self._end_early()
+        tape, self._open = self._open, None
         if tape is not None:
             tape.resume(inputs)
         return tape

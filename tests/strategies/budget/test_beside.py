@@ -267,6 +267,21 @@ def test_what_was_written_since_it_was_made_is_refused() -> None:
     assert are_equal(gradients(Turns(), rows()), gradients(planned, rows()))
 
 
+def test_a_call_that_leaves_out_a_module_has_the_gradients_of_the_plain_model() -> None:
+    def make() -> Worded:
+        return Worded(end=lambda model, x: model.head(model.middle(model.norm(x))))
+
+    plan, planned, plain = thrifty_plan(make), make(), make()
+    tail = plan.blocks[-1]
+    assert tail.modules == ("norm", "middle", "head")
+    tail = replace(tail, keep=tail.recompute[:2], recompute=tail.recompute[2:])  # what the norm saves
+    carrying_out.enclose(replace(plan, blocks=(*plan.blocks[:-1], tail)), BUDGET.modules_of(planned))
+    begin, _ = plain.__dict__["ends"]
+    for each in (planned, plain):
+        each.__dict__["ends"] = begin, lambda model, x: model.head(model.norm(x))
+    assert are_equal(gradients(plain, rows()), gradients(planned, rows()))
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_smaller_batches_have_the_gradients_of_the_plain_model(size: int) -> None:
     assert are_equal(gradients(Turns(), rows()[:size]), gradients(planned_turns(), rows()[:size]))
