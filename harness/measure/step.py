@@ -144,7 +144,7 @@ def runnable_step(trainee: Trainee, batch: Any) -> RunnableStep:
 
     @contextmanager
     def around() -> Iterator[None]:
-        with _repeatable(trainee, device), settled_collectives():
+        with _repeatable(trainee, device), settled_collectives(), unseen_sharding_rules():
             yield
 
     device = compute_device(trainee, batch)
