@@ -6,14 +6,19 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from bench.budget import captured
-from bench.peers.workload import Workload
+import torch
+
+from bench.peers.workload import Workload, blocks_of
+from harness.measure.step import runnable_step
 from harness.trial.assemble import Assembled
+from harness.trial.steps import UNMEASURED_STEPS
 from strategies.budget import carrying_out
 from strategies.budget.block_options import Option
+from strategies.budget.capture import capture
 from strategies.budget.plan import Plan
 from strategies.budget.planning import BudgetBelowMinimum, Planner
 from strategies.budget.simulation import PLAIN
+from strategies.budget.step_graph import StepGraph
 from strategies.regions.blocks import ModelModules, find_blocks
 
 
@@ -47,7 +52,7 @@ class Ours(Planner):
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
-        super().__init__(captured(workload.plain), nests=False)
+        super().__init__(_step_graph(workload), nests=False)
         self._alike = list(self._same_everywhere())
 
     def at(self, budget_bytes: int) -> Plan | None:
@@ -115,6 +120,15 @@ class Ours(Planner):
             if peak <= budget_bytes:
                 return flops
         return math.inf
+
+
+def _step_graph(workload: Workload) -> StepGraph:
+    """Return the step that peers are measured in, on its data: tokens go to the same experts."""
+    trainee = workload.trainee()
+    step = runnable_step(trainee, workload.batch(UNMEASURED_STEPS))
+    modules = ModelModules.of(trainee.model, blocks_of(trainee))
+    with step.around():
+        return capture(step.run, modules, device=torch.device("cpu"), standing=step.standing)
 
 
 _NOTHING = type(PLAIN)()
