@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from harness.measure.sharding_rules import unseen_sharding_rules
+from harness.measure.step import runnable_step
 from strategies.estimate.operator_mode import OperatorMode
 
 
@@ -36,10 +39,19 @@ def mesh() -> Iterator[DeviceMesh]:
     dist.destroy_process_group()
 
 
+def around_a_step() -> AbstractContextManager[None]:
+    """Return the scope in which others watch a step."""
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    trainee: Any = SimpleNamespace(model=model, optimizer=optimizer, zero_grad=optimizer.zero_grad)
+    return runnable_step(trainee, torch.zeros(1)).around()
+
+
 @pytest.mark.parametrize(
     ("scope", "rows", "shapes"),
     [
         pytest.param(unseen_sharding_rules, 5, [(5, 6)], id="a new size"),
+        pytest.param(around_a_step, 6, [(6, 6)], id="a new size, where a plan is made of the step"),
         pytest.param(nullcontext, 7, [(7, 12), (7, 6)], id="as DTensor does it"),
     ],
 )
