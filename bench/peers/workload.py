@@ -21,7 +21,12 @@ from harness.trial.steps import UNMEASURED_STEPS, warm_up
 
 SIZES = ("batch_size=8", "mesh.device=cpu", "ac=none")
 _EIGHT, _TWELVE = "model.n_layers=8", "model.n_layers=12"
-_OF_TRANSFORMERS = ("model=hf", "model.config_class=LlamaConfig", "model.layers_fqn=model.layers")
+_OF_TRANSFORMERS = (
+    "model=hf",
+    "model.config_class=LlamaConfig",
+    "model.layers_fqn=model.layers",
+    "model.overrides={intermediate_size: 384}",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
