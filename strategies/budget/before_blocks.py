@@ -8,12 +8,15 @@ blocks read, are passed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from typing import Any
 
-from strategies.budget.plan import TensorSize
+from strategies.budget.plan import PriorOperator, TensorSize
 from strategies.budget.step_graph import OUTSIDE, BlockCall, StepOperator
+from strategies.estimate.tensors import tensors_in
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -23,7 +26,7 @@ class Before:
     Fields:
         caller, sizes: its FQN, and the sizes of its inputs.
         start: moment at which its forward begins.
-        operators: numbers of its operators.
+        operators: numbers of its operators, with their signatures.
         unsafe: those that no tape follows.
         given: storages of the first block's inputs that it has made; none where it was not left in order.
     """
@@ -31,7 +34,7 @@ class Before:
     caller: str
     sizes: tuple[TensorSize, ...]
     start: int
-    operators: list[int] = field(default_factory=list)
+    operators: dict[int, str] = field(default_factory=dict)
     unsafe: set[int] = field(default_factory=set)
     given: frozenset[int] = frozenset()
 
@@ -42,7 +45,7 @@ def joined(
     """Return the numbers of the operators that belong to the first block's call.
 
     They are those that its inputs follow from, of inputs that no other block reads. None are, where a tape
-    cannot follow one of them, or where others write to what they make.
+    cannot follow one of them, or where others write to what they read or make.
 
     Args:
         before: what ran before the block.
@@ -71,17 +74,35 @@ def join(
         found: what it returned.
     """
     call.caller, call.caller_sizes, call.start = before.caller, before.sizes, before.start
-    call.first_own = len(before.operators)
+    call.before = tuple(_prior(before, found))
     for index in call.operators:
-        operators[index].ordinal += call.first_own
-    for ordinal, index in enumerate(before.operators):
-        if index in found:
-            operators[index].call, operators[index].ordinal = 0, ordinal
-    call.passed = tuple(n for n, index in enumerate(before.operators) if index not in found)
+        operators[index].ordinal += len(call.before)
+    for ordinal, index in enumerate(sorted(found)):
+        operators[index].call, operators[index].ordinal = 0, ordinal
     call.operators = [*sorted(found), *call.operators]
     made = dict.fromkeys((storage for index in found for storage in operators[index].makes), 0)
     call.inputs = {storage: number for storage, number in call.inputs.items() if storage not in made}
     return made
+
+
+def signature_of(name: str, operands: Any) -> str:
+    """Return what an operator before the blocks is known by: its name, and kinds of the tensors that it gets.
+
+    Sizes are not in it: ranks may have shards of several sizes.
+    """
+    kinds = (f"{str(each.dtype).removeprefix('torch.')}[{each.dim()}]" for each in tensors_in(operands))
+    return f"{name}({', '.join(kinds)})"
+
+
+def _prior(before: Before, found: AbstractSet[int]) -> Iterator[PriorOperator]:
+    """Yield the operators that belong to the first call, each with those like it that are to be skipped."""
+    skipped: Counter[str] = Counter()
+    for index, signature in before.operators.items():
+        if index in found:
+            yield PriorOperator(signature, skipped[signature])
+            skipped.clear()
+        else:
+            skipped[signature] += 1
 
 
 def _made_before(before: Before, operators: Sequence[StepOperator], wanted: Iterable[int]) -> set[int]:
@@ -102,7 +123,11 @@ def _made_before(before: Before, operators: Sequence[StepOperator], wanted: Iter
 
 
 def _is_written(found: AbstractSet[int], call: BlockCall, operators: Sequence[StepOperator]) -> bool:
-    """Say whether others write to what operators make, before the block has ended."""
-    made = {storage for index in found for storage in operators[index].makes}
-    others = (each for number, each in enumerate(operators) if number not in found and each.call != 0)
-    return any(each.start < call.end and not made.isdisjoint(each.writes) for each in others)
+    """Say whether others write to what operators have read or made, before the block has ended."""
+    known: set[int] = set()
+    for number, operator in enumerate(operators):
+        if number in found:
+            known |= operator.reads | operator.makes.keys()
+        elif operator.call != 0 and operator.start < call.end and not known.isdisjoint(operator.writes):
+            return True
+    return False

@@ -244,7 +244,7 @@ def planned_call(graph: StepGraph, call: BlockCall) -> PlannedCall:
             for storage, number in call.inputs.items()
             if storage in outside and graph.nbytes[storage]
         ),
-        operators=max([call.first_own, *(each.ordinal + 1 for each in operators[-1:])]),
+        operators=len(operators),
         pinned=frozenset(numbers[storage] for storage in _pinned(groups) | (call.unasked & set(own))),
         asks_in_forward=any(each.moment < call.end for each in redemptions),
     )

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 from torch.utils._pytree import tree_map_only
 
 from strategies.base import StrategyError
+from strategies.budget.before_blocks import signature_of
 from strategies.budget.drawn_numbers import DrawWatch, stash_of
 from strategies.budget.late_value import JustSaved, given
 from strategies.budget.memory_layout import MemoryLayout, copied, dense_of
@@ -85,7 +86,6 @@ class Fates:
         held: addresses of storages that are kept or offloaded.
         on_host: addresses of those that are offloaded.
         again: addresses of those that are made anew for each request.
-        passed: numbers of operators before the block that are none of the plan's.
     """
 
     plan: BlockPlan
@@ -93,7 +93,6 @@ class Fates:
     held: frozenset[Address]
     on_host: frozenset[Address]
     again: frozenset[Address]
-    passed: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, plan: BlockPlan) -> Fates:
@@ -104,7 +103,6 @@ class Fates:
             frozenset(map(_address, (*plan.keep, *plan.offload))),
             frozenset(map(_address, plan.offload)),
             frozenset(map(_address, plan.again)).difference(map(_address, (*plan.keep, *plan.offload))),
-            frozenset(plan.passed),
         )
 
     def until(self, count: int) -> Fates:
@@ -141,7 +139,8 @@ class BlockTape(OperatorMode):
         self._enclosing: Any = _hooks_around()
         self._end_early: Callable[[], None] | None = None
         self._handed_on: dict[int, int] = {}
-        self._is_before = self._is_idle = False
+        self._is_before = self._is_idle = self._is_spoilt = False
+        self._skipped = 0
         self._pause = Pause()
         self._fakes = fake_mode()
         self._count = 0
@@ -192,15 +191,19 @@ class BlockTape(OperatorMode):
         self._is_before = True
         self.__enter__()
 
-    def reach(self, module: nn.Module, beyond: Beyond) -> bool:
+    def reach(self, module: nn.Module, inputs: Iterable[Tensor], beyond: Beyond) -> bool:
         """Go on with the block itself; say whether all was as planned before it.
 
         Args:
             module: the block.
+            inputs: what it is called with.
             beyond: what becomes of operators of the block that were not planned.
         """
         del module
-        if not self.end_before() or self._count != self._fates.plan.first_own:
+        if not self.end_before() or self._is_spoilt or self._count != len(self._fates.plan.before):
+            return False
+        homes = (self._homes.get(_storage_of(each) or 0) for each in inputs)
+        if all(home is None or home.address is None for home in homes):
             return False
         self._beyond = beyond
         self._enclosing = _hooks_around()
@@ -230,8 +233,11 @@ class BlockTape(OperatorMode):
                 self._follow(result)
             return result
         facts = facts_of(func)
-        if self._is_idle or (self._is_before and self._passes(facts)):
-            self._count += 1
+        if self._is_idle:
+            return func(*args, **kwargs)
+        if self._is_before and self._passes(facts, (args, kwargs)):
+            written = map(_storage_of, tensors_in(list(facts.written(args, kwargs))))
+            self._is_spoilt |= any(each in self._homes for each in written)
             return func(*args, **kwargs)
         self._require_planned(facts)
         written = self._written(facts, args, kwargs) if facts.writes else []
@@ -254,12 +260,16 @@ class BlockTape(OperatorMode):
             operator.note_readings()
         return result
 
-    def _passes(self, facts: OperatorFacts) -> bool:
-        """Say whether an operator before the block is none of the plan's, as from the first other one on."""
-        planned = self._fates.names.get(self._count)
-        if planned not in {None, facts.name} or self._count >= self._fates.plan.first_own:
-            self._is_idle = True
-        return self._is_idle or self._count in self._fates.passed
+    def _passes(self, facts: OperatorFacts, operands: Any) -> bool:
+        """Say whether an operator before the block is none of the plan's."""
+        before = self._fates.plan.before
+        if self._count == len(before) or signature_of(facts.name, operands) != before[self._count].signature:
+            return True
+        self._skipped += 1
+        if self._skipped <= before[self._count].skips:
+            return True
+        self._skipped = 0
+        return False
 
     def pack(self, saved: Tensor) -> Packed:
         """Return what the graph holds for `saved`."""
@@ -276,7 +286,7 @@ class BlockTape(OperatorMode):
         layout = MemoryLayout.of(saved, dense)
         ticket = SliceTicket(home.latest, layout, version, self._pause)
         home.tickets.append(weakref.ref(ticket))
-        if home.address >= (self._fates.plan.first_own, 0):
+        if home.address >= (len(self._fates.plan.before), 0):
             self._saved.add(ticket, identity_of(dense), layout)
         return self._redeemer(ticket, saved.device)
 

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from strategies.base import Observation, StrategyError
-from strategies.budget.before_blocks import Before, join, joined
+from strategies.budget.before_blocks import Before, join, joined, signature_of
 from strategies.budget.call_sizes import input_sizes, parameter_sizes, sizes_of
 from strategies.budget.drawn_numbers import DrawWatch
 from strategies.budget.late_value import JustSaved, given
@@ -258,15 +258,16 @@ class _Watch(OperatorMode):
         if self._inside != OUTSIDE:
             self._note_in(self.calls[self._inside])
         elif self._before_mode is not None and not self.calls:
-            self._note_before(facts, list(facts.written(args, kwargs)))
+            self._note_before(facts, args, kwargs)
         return result
 
-    def _note_before(self, facts: OperatorFacts, written: Any) -> None:
+    def _note_before(self, facts: OperatorFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that the latest operator ran before the blocks, and whether a tape could follow it."""
         assert self._before is not None, "its mode is on"
         index = len(self._operators) - 1
-        self._before.operators.append(index)
-        if facts.moves_memory or any(dense_of(each) is None for each in tensors_in(written)):
+        self._before.operators[index] = signature_of(facts.name, (args, kwargs))
+        written = tensors_in(list(facts.written(args, kwargs)))
+        if facts.moves_memory or any(dense_of(each) is None for each in written):
             self._before.unsafe.add(index)
 
     def _note_in(self, call: BlockCall) -> None:
@@ -542,7 +543,7 @@ class _Watch(OperatorMode):
         }
         for number, call in enumerate(self.calls):
             for operator in (self._operators[index] for index in call.operators):
-                is_beside = call.modules or operator.ordinal < call.first_own
+                is_beside = call.modules or operator.ordinal < len(call.before)
                 if is_beside and (number in spoilt or not operator.reads.isdisjoint(gathered)):
                     operator.is_repeatable = False
 

@@ -48,7 +48,7 @@ def capture_compiled(step: RunnableStep, modules: ModelModules) -> tuple[StepGra
     joints = {fqn: recorder.joint for fqn, recorder in recorders.items() if recorder.joint is not None}
     for call in (each for each in graph.calls if each.fqn in joints):
         operators = [graph.operators[number] for number in call.operators]
-        own = [operator.name for operator in operators if operator.ordinal >= call.first_own]
+        own = [operator.name for operator in operators[len(call.before) :]]
         _require_same(joints[call.fqn], own, call.fqn)
     return graph, joints
 

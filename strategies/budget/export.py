@@ -134,7 +134,7 @@ def _enclosed(plan: Plan) -> Iterator[BlockPlan]:
     """Yield the plans of blocks that run in regions, without modules beside the blocks."""
     for block in plan.blocks:
         if not block.plain and not block.modules:
-            yield block.parted()[1] if block.first_own else block
+            yield block.parted()[1] if block.before else block
 
 
 def _left_out(plan: Plan) -> Iterator[str]:

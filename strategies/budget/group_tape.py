@@ -167,10 +167,10 @@ class GroupedTape(BlockTape):
         super().resume(given)
         self.offer(given)
 
-    def reach(self, module: nn.Module, beyond: Beyond) -> bool:
+    def reach(self, module: nn.Module, inputs: Iterable[Tensor], beyond: Beyond) -> bool:
         """Go on with the block itself; say whether all was as planned before it."""
         self._second.members[-1].module = weakref.ref(module)
-        return super().reach(module, beyond)
+        return super().reach(module, inputs, beyond)
 
     def hand_on(self, results: Iterable[Tensor]) -> None:
         """Take note of what the next block may read; call it when the block has run."""

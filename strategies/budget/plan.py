@@ -80,6 +80,18 @@ def input_value(number: int) -> Value:
     return Value(_INPUT, number, "input")
 
 
+class PriorOperator(NamedTuple):
+    """An operator that runs before the first block, and belongs to its forward.
+
+    Fields:
+        signature: its name, with type and number of dimensions of each operand.
+        skips: operators of the same signature that run before it, behind the one before, and do not belong.
+    """
+
+    signature: str
+    skips: int
+
+
 class TensorSize(NamedTuple):
     """The size of a tensor that a call of a block computes with.
 
@@ -112,8 +124,7 @@ class BlockPlan:
         caller: FQN of the module that calls the block, of whose operators before it some belong to this
             forward, such as those of the embedding; `None` where none do.
         caller_sizes: sizes of the inputs of that module, checked when it runs.
-        first_own: ordinal of the first operator of the block itself.
-        passed: ordinals of those before it that do not belong to this forward.
+        before: those operators, the first ones of this forward.
         operators: number of operators of its forward, checked when the block runs.
         sizes: sizes of its inputs and parameters, checked when the block runs; none of a block that is plain
             in eager.
@@ -135,8 +146,7 @@ class BlockPlan:
     modules: tuple[str, ...] = ()
     caller: str | None = None
     caller_sizes: tuple[TensorSize, ...] = ()
-    first_own: int = 0
-    passed: tuple[int, ...] = ()
+    before: tuple[PriorOperator, ...] = ()
     operators: int = 0
     sizes: tuple[TensorSize, ...] = ()
     graph: str = ""
@@ -148,15 +158,14 @@ class BlockPlan:
 
     def parted(self) -> tuple[BlockPlan, BlockPlan]:
         """Return the plans of the operators before the block, and of the block itself."""
-        first = self.first_own
+        first = len(self.before)
         before: dict[str, Any] = {"fqn": f"before {self.fqn}", "modules": (self.fqn,), "sizes": ()}
         before["operators"] = first
         own: dict[str, Any] = {
             "operators": self.operators - first,
             "caller": None,
             "caller_sizes": (),
-            "first_own": 0,
-            "passed": (),
+            "before": (),
         }
         for fate in FATES:
             values: tuple[Value, ...] = getattr(self, fate)
@@ -368,7 +377,10 @@ def _described(fqns: Sequence[str], block: BlockPlan) -> str:
 
 def _block(held: Mapping[str, Any]) -> BlockPlan:
     values = {name: tuple(Value(*each) for each in held[name]) for name in FATES}
-    lists: dict[str, Any] = {name: tuple(held[name]) for name in ("modules", "passed")}
+    lists: dict[str, Any] = {
+        "modules": tuple(held["modules"]),
+        "before": tuple(PriorOperator(*each) for each in held["before"]),
+    }
     sizes = {name: tuple(map(_size, held[name])) for name in ("sizes", "caller_sizes")}
     return BlockPlan(**{**held, **values, **lists, **sizes})
 
@@ -404,7 +416,9 @@ def _unsound_blocks(plan: Plan) -> Iterator[str]:
 def _unsound_block(block: BlockPlan) -> Iterator[str]:
     if type(block.plain) is not bool or not _is_count(block.operators):
         yield "plain is true or false, and operators a whole number"
-    if (block.caller is None) != (not block.first_own) or not all(map(_is_count, block.passed)):
+    if (block.caller is None) != (not block.before) or not all(
+        _is_count(each.skips) for each in block.before
+    ):
         yield "it has operators of a caller before its own, or neither"
     fates: dict[Value, str] = {}
     for fate in FATES:

@@ -112,12 +112,12 @@ class PlannedBlock:
         given = list(inputs)
         tape, self._open = self._open, None
         is_of_other_size, self.is_of_other_size = self.is_of_other_size, False
-        if tape is not None and tape.reach(module, beyond):
+        if tape is not None and tape.reach(module, given, beyond):
             tape.offer(given)
             return tape
         if beyond is Beyond.REFUSED and not is_of_other_size:
             self.warn(OTHERS_BEFORE)
-        is_compiled = self.plan.first_own == self.plan.operators
+        is_compiled = len(self.plan.before) == self.plan.operators
         return None if is_compiled else self.begun(region, module, given, beyond, is_own=True)
 
     def resumed(self, number: int, inputs: Iterable[Tensor]) -> BlockTape | None:

@@ -338,8 +338,7 @@ def _of_call(plan: BlockPlan, call: BlockCall) -> BlockPlan:
         modules=tuple(call.modules),
         caller=call.caller,
         caller_sizes=call.caller_sizes,
-        first_own=call.first_own,
-        passed=call.passed,
+        before=call.before,
     )
 
 

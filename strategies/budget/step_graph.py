@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from strategies.budget.plan import TensorSize
+from strategies.budget.plan import PriorOperator, TensorSize
 
 OUTSIDE = -1
 """The call of an operator that no block runs."""
@@ -95,8 +95,7 @@ class BlockCall:
         caller: FQN of the module that calls the block, of whose operators before it some belong to this call;
             `None` where none do.
         caller_sizes: sizes of the inputs of that module.
-        first_own: ordinal of the first operator of the block itself.
-        passed: ordinals of those before it that do not belong to this call.
+        before: those operators, the first ones of the call.
     """
 
     fqn: str
@@ -111,8 +110,7 @@ class BlockCall:
     modules: list[str] = field(default_factory=list)
     caller: str | None = None
     caller_sizes: tuple[TensorSize, ...] = ()
-    first_own: int = 0
-    passed: tuple[int, ...] = ()
+    before: tuple[PriorOperator, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

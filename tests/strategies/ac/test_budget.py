@@ -274,7 +274,7 @@ def test_refusal_of_the_plan_of_another_model(plan_file: Path) -> None:
 
 def test_refusal_of_the_plan_of_another_caller(plan_file: Path, tmp_path: Path) -> None:
     held = json.loads(plan_file.read_text())
-    first = {**held["blocks"][0], "caller": "model", "first_own": 1}
+    first = {**held["blocks"][0], "caller": "model", "before": [["aten.embedding.default()", 0]]}
     other = tmp_path / "other.json"
     other.write_text(json.dumps({**held, "blocks": [first, *held["blocks"][1:]]}))
     with pytest.raises(StrategyError) as error:

@@ -70,8 +70,14 @@ CONTRADICTORY: dict[str, tuple[dict[str, Any], str]] = {
     "no block": (changed(blocks=[]), "it plans for no block"),
     "a block twice": (changed(blocks=[PLAN.to_dict()["blocks"][0]] * 2), "'layers.0' more than once"),
     "a caller without operators": (changed({"caller": "model"}), "operators of a caller before its own"),
-    "operators of no caller": (changed({"first_own": 2}), "operators of a caller before its own"),
-    "half an operator before": (changed({"passed": [0.5]}), "operators of a caller before its own"),
+    "operators of no caller": (
+        changed({"before": [["aten.embedding.default()", 0]]}),
+        "operators of a caller before its own",
+    ),
+    "half an operator before": (
+        changed({"caller": "", "before": [["a()", 0.5]]}),
+        "operators of a caller before its own",
+    ),
     "a group of nobody": (changed({"group": "layers.7"}), "begins with 'layers.7'"),
     "nowhere to wait": (changed(host_budget_bytes=0), "'layers.0' offloads, and host_budget_bytes is 0"),
     "plain in words": (changed({"plain": "yes"}), "plain is true or false"),
