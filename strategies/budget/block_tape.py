@@ -236,8 +236,8 @@ class BlockTape(OperatorMode):
         if self._is_idle:
             return func(*args, **kwargs)
         if self._is_before and self._passes(facts, (args, kwargs)):
-            written = map(_storage_of, tensors_in(list(facts.written(args, kwargs))))
-            self._is_spoilt |= any(each in self._homes for each in written)
+            changed = map(_storage_of, tensors_in(list(facts.written(args, kwargs))))
+            self._is_spoilt |= any(each in self._homes for each in changed)
             return func(*args, **kwargs)
         self._require_planned(facts)
         written = self._written(facts, args, kwargs) if facts.writes else []

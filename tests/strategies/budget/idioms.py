@@ -707,6 +707,22 @@ def norm_saved_around(model: Worded, x: Tensor) -> Tensor:
     return outputs
 
 
+class Shifted(Plain):
+    """Adds a buffer before the blocks, and writes to it at once."""
+
+    shift: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inner(x) + self.shift
+        self.shift.add_(1)
+        outputs: Tensor = self.head(self.through(h))
+        return outputs
+
+
 BESIDE: dict[str, Callable[[], Model]] = {
     "an embedding before": Worded,
     "positions that the model adds": lambda: Worded(begin=with_places),
@@ -732,6 +748,7 @@ MODELS: dict[str, Callable[[], Model]] = {
     "outputs that no loss depends on": KeptOutputs,
     "several tensors, one given twice": Pairs,
     "the first input for each block": FirstInput,
+    "a buffer written before the blocks": Shifted,
     "weights tied between blocks": Tied,
     "a frozen first block": PartlyFrozen,
     "bfloat16": Half,

@@ -22,7 +22,17 @@ from strategies.budget.call_sizes import OTHERS_BEFORE
 from strategies.budget.plan import Plan
 from strategies.budget.planning import Chosen
 from strategies.budget.simulation import Decision
-from tests.strategies.budget.idioms import BESIDE, TOKENS, WIDTH, FirstInput, Model, Plain, Teacher, Worded
+from tests.strategies.budget.idioms import (
+    BESIDE,
+    TOKENS,
+    WIDTH,
+    FirstInput,
+    Model,
+    Plain,
+    Shifted,
+    Teacher,
+    Worded,
+)
 from tests.strategies.budget.small_steps import measured_peak_bytes, step_of
 from tests.strategies.budget.test_idioms import BUDGET, examine, planner_of, rows
 
@@ -71,8 +81,9 @@ AROUND: dict[str, Callable[[], Model]] = {
 }
 
 
-def test_what_other_blocks_read_stays_outside_of_the_first_one() -> None:
-    assert planner_of(FirstInput(), rows(), 0)._graph.calls[0].caller is None
+@pytest.mark.parametrize("make", [FirstInput, Shifted], ids=["read by others", "written by others"])
+def test_what_others_read_or_write_stays_outside_of_the_first_block(make: Callable[[], Model]) -> None:
+    assert planner_of(make(), rows(), 0)._graph.calls[0].caller is None
 
 
 class Turns(Worded):
@@ -147,13 +158,6 @@ def scaled_between(model: Turns, tokens: Tensor) -> Tensor:
     return outputs
 
 
-def tokens_written_between(model: Turns, tokens: Tensor) -> Tensor:
-    x = model.words(tokens)
-    tokens.add_(1).remainder_(TOKENS)
-    outputs: Tensor = model.head(model.norm(model.through(x)))
-    return outputs
-
-
 class Passing(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
@@ -183,7 +187,6 @@ WAYS: dict[str, Callable[[Turns, Tensor], Tensor]] = {
     "failing between": failing_between,
     "evaluated between": evaluated_between,
     "scaled between": scaled_between,
-    "tokens written between": tokens_written_between,
     "a mode around the blocks": in_a_mode,
     "a norm scaled": scaled_norm,
 }
@@ -192,7 +195,6 @@ WARNS = {
     "backward between",
     "failing between",
     "scaled between",
-    "tokens written between",
     "a mode around the blocks",
 }
 
