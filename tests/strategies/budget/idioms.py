@@ -647,7 +647,8 @@ class Worded(Plain):
     ) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(TOKENS, WIDTH), nn.Embedding(TOKENS, WIDTH)
-        self.norm, self.middle = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
+        self.norm: nn.Module = nn.RMSNorm(WIDTH)
+        self.middle = nn.RMSNorm(WIDTH)
         self.__dict__["ends"] = begin, end
 
     def forward(self, x: Tensor) -> Tensor:
@@ -723,6 +724,41 @@ class Shifted(Plain):
         return outputs
 
 
+def some_tokens(model: Worded, tokens: Tensor) -> Tensor:
+    x: Tensor = model.words(tokens)
+    return x[:, torch.rand(TOKENS).argsort()[:4]]
+
+
+def with_noise(model: Worded, tokens: Tensor) -> Tensor:
+    x: Tensor = functional.dropout(model.words(tokens) + torch.randn(WIDTH), 0.2)
+    return x
+
+
+def by_rows(model: Worded, tokens: Tensor) -> Tensor:
+    x: Tensor = torch.vmap(model.words)(tokens)
+    return functional.layer_norm(x + model.places.weight, (WIDTH,))
+
+
+def remembered(model: Worded, tokens: Tensor) -> Tensor:
+    x: Tensor = model.words(tokens)
+    model.__dict__["embedded"] = x
+    return x * 2
+
+
+def of_the_embedding(model: Worded, x: Tensor) -> Tensor:
+    outputs: Tensor = model.norm(x) @ model.__dict__["embedded"].transpose(1, 2)
+    return outputs
+
+
+class Renormalised(Worded):
+    """Has an embedding that writes to its weight, and a norm that keeps an average."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(TOKENS, WIDTH, max_norm=0.5)
+        self.norm = nn.BatchNorm1d(TOKENS)
+
+
 BESIDE: dict[str, Callable[[], Model]] = {
     "an embedding before": Worded,
     "positions that the model adds": lambda: Worded(begin=with_places),
@@ -739,6 +775,11 @@ BESIDE: dict[str, Callable[[], Model]] = {
     "a norm that others save": lambda: Worded(end=norm_saved_around),
     "a norm called twice": lambda: Worded(end=lambda model, x: model.head(model.norm(model.norm(x)))),
     "a norm between blocks": NormBetween,
+    "tokens that are drawn": lambda: Worded(begin=some_tokens),
+    "noise and dropout before": lambda: Worded(begin=with_noise),
+    "rows by torch.func": lambda: Worded(begin=by_rows),
+    "outputs of the embedding": lambda: Worded(begin=remembered, end=of_the_embedding),
+    "an embedding that renormalises, a norm over the batch": Renormalised,
 }
 """What stands beside the blocks."""
 

@@ -37,7 +37,7 @@ from tests.strategies.budget.small_steps import measured_peak_bytes, step_of
 from tests.strategies.budget.test_idioms import BUDGET, examine, planner_of, rows
 
 HEADED = ["norm", "head"]
-TAILS = {"a head that is the embedding": ["norm"]}
+TAILS = {"a head that is the embedding": ["norm"], "outputs of the embedding": ["norm"]}
 """Modules behind the blocks that are one call, where it is not norm and head."""
 
 
@@ -208,9 +208,11 @@ def thrifty_plan(make: Callable[[], Model]) -> Plan:
         for program in [each.call.program]
     ]
     chosen = [Chosen(start=start, option=each, effect=each.effect) for start, each in enumerate(options)]
+    peak_bytes = planner._peak_bytes(chosen)
     return replace(
         planner.plan(planner.plain_peak_bytes),
-        predicted_peak_bytes=planner._peak_bytes(chosen),
+        budget_bytes=max(peak_bytes, planner.plain_peak_bytes),
+        predicted_peak_bytes=peak_bytes,
         blocks=tuple(block for each in chosen for block in planner._block_plans(each)),
     )
 
