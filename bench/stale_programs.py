@@ -311,7 +311,10 @@ IDIOMS: tuple[type[Block], ...] = (
 
 
 class Program(nn.Module):
-    """Blocks, with a residual to the input if there is a second one, and a head."""
+    """Blocks, with a residual to the input if there is a second one, and a head.
+
+    Half of them have something before the blocks, half a norm behind them.
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -323,6 +326,9 @@ class Program(nn.Module):
         self.head = nn.Linear(D, D)
         self.gives = rng.choice(["tensor", "dict"])
         self.collects = False
+        self.start = nn.Linear(D, D) if rng.random() < 0.5 else None
+        self.begins = rng.choice(["plain", "scaled", "written", "noisy"])
+        self.norm = nn.LayerNorm(D) if rng.random() < 0.5 else None
 
     @property
     def idioms(self) -> set[str]:
@@ -338,13 +344,21 @@ class Program(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Any:
         """Return the head's features, in one of several structures."""
-        h, seen = x, []
+        h, seen = x if self.start is None else self._begun(self.start(x)), []
         for layer in self.layers:
             given = layer(h, y, scale=scale)
             given = given["hidden"] + given["extra"] if isinstance(given, dict) else given
             h = torch.stack(given).sum(0) if isinstance(given, tuple) else given
             seen.append(h)
-        h = self.head(h) + (x if x is y else x - 0.5 * y)
+        h = self.head(h if self.norm is None else self.norm(h)) + (x if x is y else x - 0.5 * y)
         if self.collects:
             return {"outputs": h, "hidden": tuple(seen)}
         return {"outputs": h} if self.gives == "dict" else h
+
+    def _begun(self, h: Tensor) -> Tensor:
+        """Return what the first block gets."""
+        if self.begins == "scaled":
+            return h * 2
+        if self.begins == "written":
+            return h.relu_()
+        return functional.dropout(h, 0.2, self.training) if self.begins == "noisy" else h
