@@ -188,7 +188,8 @@ def main() -> int:
         start = time.perf_counter()
         graph, of_executor = _captured(experiment, arguments.compiler)
         middle = time.perf_counter()
-        planner = Planner(graph, nests=arguments.compiler == "none")
+        is_eager = arguments.compiler == "none"
+        planner = Planner(graph, nests=is_eager, is_taped=is_eager)
         plain = planner.plain_peak_bytes
         prepared.append(
             Prepared(

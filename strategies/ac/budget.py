@@ -296,6 +296,7 @@ class Budget(ActivationCheckpointing):
                 objective=objective,
                 host_bytes=int(self.host_gib * _GIB),
                 nests=not self.needs_compiler and step.chunk is None,
+                is_taped=not self.needs_compiler,
             )
             ways.append(chunked_planning.Way(planner=planner, chunk=step.chunk))
         all_ways = chunked_planning.ChunkedPlanner(ways, objective)

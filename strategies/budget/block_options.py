@@ -65,6 +65,7 @@ class CallOptions:
         cost: what running again costs.
         random_state_bytes: bytes on the device of the state of a random operator.
         may_offload: whether values may wait on the host.
+        taped_operator_s: seconds that it takes to follow an operator of a block that is not plain.
     """
 
     def __init__(
@@ -75,11 +76,13 @@ class CallOptions:
         *,
         random_state_bytes: int,
         may_offload: bool = False,
+        taped_operator_s: float = 0.0,
     ) -> None:
         self.call = call
         self._movable = _worth_moving(call.program) if may_offload else frozenset[int]()
         self._machine = machine_for(torch.device(graph.device))
         self._cost = cost
+        self.taped_s = taped_operator_s * call.program.operators
         self._random_state_bytes = random_state_bytes
         self.backward_start = min(call.asked, default=call.end)
         self.backward_end = max((*call.until, *call.released), default=call.end)
@@ -108,6 +111,7 @@ class CallOptions:
         effect = effect_of(call, decision, random_state_bytes=self._random_state_bytes, machine=self._machine)
         if not (decision.is_plain or effect.runs or decision.offload):
             return self.option(PLAIN)  # the block runs untouched
+        effect.seconds += 0.0 if decision.is_plain else self.taped_s
         forward_bytes, left_bytes, backward_bytes = self.highest(effect)
         return Option(
             decision=decision,

@@ -214,6 +214,7 @@ class Groups:
         tried = dict.fromkeys([frozenset[int](), *found])
         for keep in tried:
             share = share_of(member, keep, moment, random_state_bytes=self._random_state_bytes)
+            share.effect.seconds += caller.taped_s
             option = caller.highest(share.effect)
             rows.append(
                 (

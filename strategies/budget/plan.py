@@ -194,7 +194,7 @@ class Plan:
         step_flops: FLOPs of the step without recomputation and chunks.
         extra_flops: FLOPs of the operators that run again, in blocks and in loops.
         lower_bound_extra_flops: no schedule of these operators keeps both budgets with fewer.
-        extra_s: seconds of what runs again and of waiting for the host, by the machine's numbers.
+        extra_s: seconds of what runs again, of tapes, and of waiting for the host, by the machine's numbers.
         objective: `flops` or `time`: what is least.
         executor: who carries it out: `eager`, or `compiled` by partitions of the graphs of blocks.
         model: fingerprint of what the plan was made for: names, numbers of operators, shapes.

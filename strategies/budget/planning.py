@@ -26,6 +26,12 @@ _ATTEMPTS = 6
 _MOST_NAMED = 4
 """Blocks of one kind that a message names."""
 
+_TAPED_OPERATOR_S = 5e-5
+"""Seconds that a tape takes for an operator of its block, forward and backward: Python code, on any device.
+
+Of plans of equal FLOPs those are the fastest that leave whole blocks as they are.
+"""
+
 _TIE = 1e-6
 """Share of a step's FLOPs that a second counts, so that of equal FLOPs the fastest is chosen."""
 
@@ -83,6 +89,7 @@ class Planner:
         objective: what is least: `flops` or `time`.
         host_bytes: most bytes of values that wait on the host; 0 offloads nothing.
         nests: whether blocks can be groups, whose forward runs again as one.
+        is_taped: whether tapes follow the operators of blocks that are not plain.
 
     Attributes:
         plain_peak_bytes: peak of the step without a plan.
@@ -92,7 +99,13 @@ class Planner:
     """
 
     def __init__(
-        self, graph: StepGraph, *, objective: Objective = "flops", host_bytes: int = 0, nests: bool = True
+        self,
+        graph: StepGraph,
+        *,
+        objective: Objective = "flops",
+        host_bytes: int = 0,
+        nests: bool = True,
+        is_taped: bool = True,
     ) -> None:
         self._graph = graph
         self._host_bytes = host_bytes
@@ -107,6 +120,7 @@ class Planner:
                 self._cost,
                 random_state_bytes=self._random_state_bytes,
                 may_offload=host_bytes > 0,
+                taped_operator_s=_TAPED_OPERATOR_S if is_taped else 0.0,
             )
             for call in self._calls
         ]

@@ -41,6 +41,13 @@ def test_plans_keep_their_budgets_and_never_beat_the_bound(dropout: float) -> No
     assert plans[-1].extra_flops > 0
 
 
+def test_of_plans_that_cost_nothing_that_with_the_fewest_tapes_is_taken() -> None:
+    budget = int(0.9 * planner().plain_peak_bytes)
+    plans = [Planner(graph(), is_taped=is_taped).plan(budget) for is_taped in (True, False)]
+    assert [plan.extra_flops for plan in plans] == [0, 0]
+    assert [sum(not block.plain for block in plan.blocks) for plan in plans] == [2, 4]
+
+
 def test_a_budget_that_needs_nothing_gives_a_plain_plan() -> None:
     plan = planner().plan(planner().plain_peak_bytes)
     assert plan.is_plain
