@@ -554,6 +554,9 @@ def _of_autocast(planned: str) -> str:
 
 
 def _storage_of(tensor: Tensor) -> int | None:
+    """Return the identity of a tensor's storage; `None` without one, as of a wrapper of `torch.func`."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # noqa: SLF001 (no public way)
+        return None
     dense = dense_of(tensor)
     return None if dense is None else identity_of(dense)
 

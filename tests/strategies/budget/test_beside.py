@@ -338,3 +338,16 @@ def test_an_earlier_plan_leaves_no_region_that_does_anything() -> None:
     assert measured_peak_bytes(planned, [x], step_of(planned, x)) < plain.plain_peak_bytes
     carrying_out.enclose(everything, BUDGET.modules_of(planned))
     assert measured_peak_bytes(planned, [x], step_of(planned, x)) == plain.plain_peak_bytes
+
+
+@pytest.mark.filterwarnings("ignore:ac=budget. before the first block")
+def test_forward_mode_of_torch_func_is_refused_in_words() -> None:
+    planned, x = planned_turns(), rows()
+    parameters = {name: each.detach() for name, each in planned.named_parameters()}
+
+    def outputs(values: dict[str, Tensor]) -> Any:
+        return torch.func.functional_call(planned, values, (x,))
+
+    with pytest.raises(StrategyError, match=r"'layers\.0' is not as it was planned"):
+        torch.func.jvp(outputs, (parameters,), (parameters,))
+    assert are_equal(gradients(Turns(), x), gradients(planned, x))
