@@ -340,7 +340,7 @@ def test_an_earlier_plan_leaves_no_region_that_does_anything() -> None:
     assert measured_peak_bytes(planned, [x], step_of(planned, x)) == plain.plain_peak_bytes
 
 
-@pytest.mark.filterwarnings("ignore:ac=budget. before the first block")
+@pytest.mark.filterwarnings("ignore:ac=budget. before the first block", "ignore:`torch.jit")
 def test_forward_mode_of_torch_func_is_refused_in_words() -> None:
     planned, x = planned_turns(), rows()
     parameters = {name: each.detach() for name, each in planned.named_parameters()}
