@@ -139,6 +139,7 @@ class BlockTape(OperatorMode):
         self._enclosing: Any = _hooks_around()
         self._end_early: Callable[[], None] | None = None
         self._handed_on: dict[int, int] = {}
+        self._seen: list[tuple[Tensor, int]] = []
         self._is_before = self._is_idle = self._is_spoilt = False
         self._skipped = 0
         self._pause = Pause()
@@ -169,6 +170,8 @@ class BlockTape(OperatorMode):
             home = self._homes.get(_storage_of(tensor) or 0)
             if home is not None and not self._stays(home):
                 self._handed_on[_storage_of(tensor) or 0] = tensor._version  # noqa: SLF001 (as autograd counts it)
+        outside = (each for home in self._homes.values() if home.address is None for each in home.tensors)
+        self._seen = [(each.detach(), each._version) for each in outside]  # noqa: SLF001 (as above)
 
     def resume(self, inputs: Iterable[Tensor]) -> None:
         """Go on with the next module of the call; call it before the module runs.
@@ -178,6 +181,7 @@ class BlockTape(OperatorMode):
         """
         self._end_early = None
         self._enclosing = _hooks_around()
+        self._require_unwritten()
         for tensor in inputs:
             version = self._handed_on.get(_storage_of(tensor) or 0)
             if version not in {None, tensor._version}:  # noqa: SLF001 (as above)
@@ -185,6 +189,19 @@ class BlockTape(OperatorMode):
                 problem = f"an input of {fqn!r} was written to in place after its plan had seen it made"
                 raise StrategyError("ac", f"{problem}, so that it cannot be made again; write to a copy")
         self._handed_on = {}
+
+    def _require_unwritten(self) -> None:
+        """See that what a module has read is as it was when it ended.
+
+        Raises:
+            StrategyError: it was written to since.
+        """
+        read, self._seen = self._seen, []
+        if any(tensor._version != version for tensor, version in read):  # noqa: SLF001 (as above)
+            problem = (
+                f"what a module of {self._fates.plan.fqn!r} has read was written to in place before the next"
+            )
+            raise StrategyError("ac", f"{problem}, so that it cannot be made again; write to a copy")
 
     def begin_before(self) -> None:
         """Follow the operators before the block, until `reach` ends it."""
@@ -329,6 +346,7 @@ class BlockTape(OperatorMode):
     def finish_early(self) -> None:
         """Finish a call that has not come to all of its modules."""
         self._end_early = None
+        self._require_unwritten()
         self._beyond = Beyond.RECOMPUTED
         with torch.no_grad(), self._pause:
             self.finish()

@@ -535,17 +535,22 @@ class _Watch(OperatorMode):
         Parameters of modules beside the blocks may be sharded again then; and what runs between two parts of
         a call may have written to what the first has made.
         """
-        spoilt = {
-            self._makers[storage]
-            for operator in self._operators
-            for storage in operator.writes
-            if self._makers.get(storage, operator.call) != operator.call
-        }
+        spoilt = {number for number, call in enumerate(self.calls) if call.modules and self._is_written(call)}
         for number, call in enumerate(self.calls):
             for operator in (self._operators[index] for index in call.operators):
                 is_beside = call.modules or operator.ordinal < len(call.before)
                 if is_beside and (number in spoilt or not operator.reads.isdisjoint(gathered)):
                     operator.is_repeatable = False
+
+    def _is_written(self, call: BlockCall) -> bool:
+        """Say whether others write to what operators of a call have read or made, before it has ended."""
+        own, known = frozenset(call.operators), set[int]()
+        for number, operator in enumerate(self._operators):
+            if number in own:
+                known |= operator.reads | operator.makes.keys()
+            elif operator.start < call.end and not known.isdisjoint(operator.writes):
+                return True
+        return False
 
     def _join(self, before: Before) -> None:
         """Let what the first block's inputs are made of belong to its call."""

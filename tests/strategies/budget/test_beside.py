@@ -351,3 +351,50 @@ def test_forward_mode_of_torch_func_is_refused_in_words() -> None:
     with pytest.raises(StrategyError, match=r"'layers\.0' is not as it was planned"):
         torch.func.jvp(outputs, (parameters,), (parameters,))
     assert are_equal(gradients(Turns(), x), gradients(planned, x))
+
+
+class Centred(nn.Module):
+    """A norm that subtracts a buffer, which its model writes to behind it."""
+
+    centre: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+        self.register_buffer("centre", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((x.tanh() - self.centre) * self.weight).sin().exp()
+
+
+def centred(moves: list[bool]) -> Worded:
+    """Return a model that writes to the buffer of its norm, once that has run, as `moves` says now."""
+
+    def end(model: Any, x: Tensor) -> Tensor:
+        h = model.norm(x)
+        if moves[0]:
+            model.norm.centre.add_(h.detach().mean((0, 1)))
+        outputs: Tensor = model.head(h)
+        return outputs
+
+    model = Worded(end=end)
+    model.norm = Centred()
+    return model
+
+
+def test_what_is_written_behind_the_norm_that_read_it_is_not_planned() -> None:
+    tail = thrifty_plan(lambda: centred([True])).blocks[-1]
+    assert "norm" not in tail.modules or not tail.recompute
+    examine(lambda: centred([True]), rows(), thrifty_plan(lambda: centred([True])))
+
+
+def test_what_is_written_behind_the_norm_since_it_was_planned_is_refused() -> None:
+    moves = [False]
+    planned = centred(moves)
+    plan = thrifty_plan(lambda: centred([False]))
+    assert plan.blocks[-1].recompute
+    carrying_out.enclose(plan, BUDGET.modules_of(planned))
+    gradients(planned, rows())
+    moves[0] = True
+    with pytest.raises(StrategyError, match="what a module of 'norm' has read was written to in place"):
+        gradients(planned, rows())
