@@ -107,6 +107,7 @@ class Point:
         return [
             *(
                 "model=hf",
+                "model.dropout=0",
                 f"model.config_class={self.model}",
                 f"model.layers_fqn={decoder.layers_fqn}",
                 *_TOKENS,

@@ -245,7 +245,7 @@ class Experiment(Recipe):
             declared = self._tolerance_of(self.ac), self._tolerance_of(self.chunk)
             return (*declared, of_kernels if self.recomputes_in_kernels else None)
         if self.is_compiled:
-            may_drop_out = self.model.dropout > 0 or name_of(self.model) == "python"
+            may_drop_out = self.model.may_drop_out()
             return (tolerance_of(self.compile, is_reduced=self.is_reduced, may_drop_out=may_drop_out),)
         return (self._tolerance_of(self.shard if self.is_sharded else self.ac),)
 

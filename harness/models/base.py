@@ -106,7 +106,8 @@ class ModelSpec:
         for name, value in values.items():
             if name != "dropout" and isinstance(value, int | float) and not isinstance(value, bool):
                 require_at_least(f"model.{name}", value, 1)
-        require_fraction("model.dropout", self.dropout)
+        if self.dropout is not None:  # some families leave it to the user's code
+            require_fraction("model.dropout", self.dropout)
 
     def build(self) -> nn.Module:
         """Return the module on the current default device, meta included, with its own initialisation."""
@@ -163,8 +164,16 @@ class ModelSpec:
         """Whether the model trains on the tokens of `data`, and not on samples of its own."""
         return False
 
+    def may_drop_out(self) -> bool:
+        """Whether the model has dropout, or nobody knows."""
+        return self.dropout > 0
+
     def remarks(self) -> tuple[str, ...]:
         """Return sentences on what was decided about the model that its reader may not expect."""
+        return ()
+
+    def replaced(self) -> tuple[str, ...]:
+        """Return what stands in for what the user's own code decides, such as `use_cache: True -> False`."""
         return ()
 
     def tensor_parallel_plan(self) -> dict[str, str]:

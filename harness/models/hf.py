@@ -25,7 +25,8 @@ class HFSpec(LanguageModelSpec):
     Fields:
         vocab_size: number of tokens V; equal to `overrides["vocab_size"]` where that is set; unused with
             images.
-        dropout: value of every dropout field of the configuration; refused when positive and there is none.
+        dropout: value of every dropout field of the configuration, refused when positive and there is none;
+            null leaves them to the class and `overrides`.
         config_class: name of a configuration class, `GPT2Config`.
         n_layers: blocks, >= 1; null for the default of the class.
         width: residual width, >= 1; null for the default of the class.
@@ -41,6 +42,7 @@ class HFSpec(LanguageModelSpec):
             parameters stay whole, and ranks add up their gradients.
     """
 
+    dropout: float | None = None  # type: ignore[assignment]  # open here, where the class decides
     config_class: str
     n_layers: int | None
     width: int | None
@@ -90,9 +92,19 @@ class HFSpec(LanguageModelSpec):
         drawn: Batch = _transformers().image_batch(self._config(), self.head, batch_size, random)
         return drawn
 
+    def may_drop_out(self) -> bool:
+        """Whether a dropout of the configuration is positive."""
+        found: bool = _transformers().drops_out(self._config())
+        return found
+
     def remarks(self) -> tuple[str, ...]:
-        """Return that there is no cache, and which experts run."""
+        """Return which experts run."""
         found: tuple[str, ...] = _transformers().remarks(self._config())
+        return found
+
+    def replaced(self) -> tuple[str, ...]:
+        """Return the fields of the configuration that the class would choose otherwise."""
+        found: tuple[str, ...] = _transformers().replaced(self._config(), self.overrides or {})
         return found
 
     def tensor_parallel_plan(self) -> dict[str, str]:

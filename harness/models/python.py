@@ -39,7 +39,8 @@ class PythonSpec(LanguageModelSpec):
     Fields:
         layers_fqn: FQN of the container of the blocks; empty when there is none.
         vocab_size: number of tokens V that the module takes; unused where the factory gives inputs.
-        dropout: argument of a factory that takes `dropout`; refused when positive and the factory takes none.
+        dropout: argument of a factory that takes `dropout`, refused for one that takes none; null: the
+            factory's own.
         factory: `package.module:function`, importable, or below the current folder.
         tp_column: FQN patterns of linears that tensor parallelism splits by column.
         tp_row: FQN patterns of linears that tensor parallelism splits by row.
@@ -50,6 +51,7 @@ class PythonSpec(LanguageModelSpec):
         cast_buffers: let `dtype` cast floating-point buffers too.
     """
 
+    dropout: float | None = None  # type: ignore[assignment]  # open here, where the user's code decides
     factory: str
     tp_column: tuple[str, ...]
     tp_row: tuple[str, ...]
@@ -82,8 +84,7 @@ class PythonSpec(LanguageModelSpec):
         """
         model, given = self._call().make()
         containers.require_container(model, self.layers_fqn)
-        if all(module.training for module in model.modules()):
-            model.train()  # as a training loop does: a module may keep parts of itself in evaluation then
+        made_model.train(model)
         return model, partial(LanguageModelSpec.loss, self) if given is None else given.loss
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
@@ -111,11 +112,20 @@ class PythonSpec(LanguageModelSpec):
 
     def is_reduced(self) -> bool:
         """Whether a parameter of the factory's module has less precision than float32."""
-        return _is_reduced(self._call())
+        return _made(self._call()).is_reduced
 
     def runs_user_code(self) -> bool:
         """Return true."""
         return True
+
+    def may_drop_out(self) -> bool:
+        """Return true: a factory may drop out whatever it likes."""
+        return True
+
+    def replaced(self) -> tuple[str, ...]:
+        """Return the factory's own dropout where `dropout` replaces it, and modes that `train()` changes."""
+        call = self._call()
+        return (*call.replaced(), *_made(call).modes)
 
     def reads_tokens(self) -> bool:
         """Whether the factory gives no inputs."""
@@ -123,7 +133,7 @@ class PythonSpec(LanguageModelSpec):
 
     def files(self) -> tuple[Path, ...]:
         """Return the user's source files that make the model."""
-        return _files(self._call())
+        return _made(self._call()).files
 
     def tensor_parallel_plan(self) -> dict[str, str]:
         """Return the modules that the options name."""
@@ -162,22 +172,34 @@ class PythonSpec(LanguageModelSpec):
         return user_factory.inputs_of(self._call(), seed, device)
 
 
-@functools.cache
-def _is_reduced(call: FactoryCall) -> bool:
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        model, _ = call.make()
-    return made_model.is_reduced(model)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Made:
+    """What one model of a factory shows of all.
+
+    Fields:
+        is_reduced: whether a parameter has less precision than float32.
+        files: the user's files behind the factory.
+        modes: what `train()` changes of its modes, in words.
+    """
+
+    is_reduced: bool
+    files: tuple[Path, ...]
+    modes: tuple[str, ...]
 
 
 @functools.cache
-def _files(call: FactoryCall) -> tuple[Path, ...]:
-    """Return the user's files behind a factory. It runs first, because it may import modules as it runs."""
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+def _made(call: FactoryCall) -> _Made:
+    """Return what a model without memory shows. The factory runs first: it may import modules as it runs."""
+    with given_inputs.seeded(0), torch.device("meta"):
         model, _ = call.make()
     function = unwrap(_without_arguments(call.function()))
     defined_in = getattr(function, "__module__", None) or type(function).__module__
     classes = {type(module).__module__ for module in model.modules()}
-    return sources.user_files([call.factory.partition(":")[0], defined_in, *classes])
+    return _Made(
+        is_reduced=made_model.is_reduced(model),
+        files=sources.user_files([call.factory.partition(":")[0], defined_in, *classes]),
+        modes=made_model.train(model),
+    )
 
 
 def _without_arguments(function: Callable[..., Any]) -> Callable[..., Any]:

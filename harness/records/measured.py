@@ -228,6 +228,7 @@ class TrainedModel:
         inputs: `tokens` of `data`; `samples` that the model draws; `example`, of which each data-parallel
             rank computes all; or `example rows`, which they share.
         remarks: what else was decided about the model.
+        replaced: what stands in for what the user's code decides, such as `use_cache: True -> False`.
     """
 
     elements: dict[str, int]
@@ -235,6 +236,7 @@ class TrainedModel:
     changed: dict[str, int] = field(default_factory=dict)
     inputs: str = "tokens"
     remarks: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

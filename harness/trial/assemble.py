@@ -23,6 +23,7 @@ from harness.trial.parallel import parallelise_tensors, replicate, shard_fsdp1, 
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.planned_step import build, planned_step
 from harness.trial.precision import autocast, compute_dtype
+from harness.trial.without_dropout import STILL
 from strategies import CallSite, JoinsLoss, LossInputs, Observation, PlansForStep, call_site_of
 from strategies.regions.blocks import children_of, find_blocks, submodule
 from strategies.regions.region import regions
@@ -196,7 +197,15 @@ def _trained(experiment: Experiment, model: nn.Module, changed: dict[str, int]) 
         changed=changed,
         inputs=inputs,
         remarks=spec.remarks(),
+        replaced=_replaced(experiment),
     )
+
+
+def _replaced(experiment: Experiment) -> tuple[str, ...]:
+    """Return what stands in for what the user's code decides, in this trial or in its proof."""
+    spec = experiment.model
+    is_still = experiment.mesh.tp > 1 and spec.may_drop_out()
+    return *spec.replaced(), *([STILL] if is_still else [])
 
 
 def _reported(

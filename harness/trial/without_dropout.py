@@ -25,6 +25,9 @@ _OFF: Mapping[Callable[..., Any], tuple[int, str, Any]] = {
 }
 """Functions that drop out: position and name of the argument that says so, and what switches it off."""
 
+STILL = "dropout: off in the comparison with the dense model, whose random numbers a shard does not draw"
+"""What a record says of a trial whose proof needs `WithoutDropout`."""
+
 
 class WithoutDropout(TorchFunctionMode):
     """Switches off dropout in calls of torch's functions.

@@ -27,6 +27,7 @@ from transformers import (
 
 from harness.errors import ConfigError
 from harness.models.base import Batch
+from harness.models.parts import made_model
 from harness.models.parts.given_inputs import by_position
 
 HEADS: Mapping[str, type[Any]] = {
@@ -50,6 +51,7 @@ _DECODER_SIZES = {"n_layers": "decoder_layers", "n_heads": "decoder_attention_he
 """Fields of a decoder beside an encoder, which get the same sizes."""
 _EXPERTS = "experts_implementation"
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_MOST_OF_A_VALUE = 40  # characters
 _IMAGE_SIZE = 224  # of configurations that leave it open
 _STYLES = {
     "colwise": "column",
@@ -66,22 +68,22 @@ def make_config(
     overrides: Mapping[str, Any],
     *,
     sizes: Mapping[str, int],
-    dropout: float,
+    dropout: float | None,
     head: str | None = None,
 ) -> PretrainedConfig:
-    """Return a configuration of class `config_class` with every dropout set to `dropout`.
+    """Return a configuration of class `config_class`.
 
     Args:
         config_class: the class's name.
         overrides: its fields. A name that the class has itself (`n_layer`) wins over the general
             alias of the same field (`num_hidden_layers`).
         sizes: `n_layers`, `width`, `n_heads` or `vocab_size`, where `overrides` does not set them.
-        dropout: probability of every dropout.
+        dropout: probability of every dropout; `None` leaves each to the class and `overrides`.
         head: what the model predicts; `None` for what the class is made for.
 
     Raises:
         ConfigError: the class is unknown or has no such head, it has no field for an override
-            or a size, an override sets a dropout, the class refuses a value, or `dropout` is
+            or a size, an override sets what `dropout` sets, the class refuses a value, or `dropout` is
             positive and the class has no dropout.
     """
     cls = _config_class(config_class)
@@ -91,14 +93,15 @@ def make_config(
     experts = overrides.get(_EXPERTS, "eager")
     overrides = {name: value for name, value in overrides.items() if name != _EXPERTS}
     for name in overrides:
-        _require_field(defaults, name)
+        _require_field(defaults, name, dropout)
     values = _values(defaults, overrides, sizes)
     values = _divided_heads(defaults, values) | values
     try:
         config = cls(**values)
     except (StrictDataclassError, TypeError, ValueError) as error:
         raise ConfigError("model.overrides", f"{config_class} refuses them: {_one_line(error)}") from error
-    _set_dropout(config, dropout)
+    if dropout is not None:
+        _set_dropout(config, dropout)
     config.use_cache = False  # a training step reads no cache
     if _has_experts(config):
         config._experts_implementation = experts
@@ -172,14 +175,30 @@ def image_batch(config: PretrainedConfig, head: str | None, count: int, random: 
 
 def remarks(config: PretrainedConfig) -> tuple[str, ...]:
     """Return what was decided about the model of `config`."""
-    found = []
-    if hasattr(type(config)(), "use_cache"):
-        found.append("use_cache is off: a training step reads no cache")
-    if _has_experts(config):
-        used = config._experts_implementation  # noqa: SLF001 (no public name)
-        why = ", which runs in every dtype on every device" if used == "eager" else ""
-        found.append(f"experts_implementation is {used}{why}; model.overrides can name another")
-    return tuple(found)
+    if not _has_experts(config):
+        return ()
+    used = config._experts_implementation  # noqa: SLF001 (no public name)
+    why = ", which runs in every dtype on every device" if used == "eager" else ""
+    return (f"experts_implementation is {used}{why}; model.overrides can name another",)
+
+
+def replaced(config: PretrainedConfig, overrides: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the fields of `config` that the class has otherwise under the same overrides, in words."""
+    own = _own(type(config), {name: value for name, value in overrides.items() if name != _EXPERTS})
+    before, after = own.to_dict(), config.to_dict()
+    changed = [
+        f"{name}: {_in_words(before.get(name))} -> {_in_words(value)}"
+        for name, value in after.items()
+        if before.get(name) != value
+    ]
+    if _has_experts(config) and _EXPERTS not in overrides:
+        changed.append(f"{_EXPERTS}: the class's own -> eager")
+    return tuple(changed)
+
+
+def drops_out(config: PretrainedConfig) -> bool:
+    """Whether a dropout of `config` is positive."""
+    return any(getattr(config, name) > 0 for name in _dropouts(config))
 
 
 def make_model(config: PretrainedConfig, head: str | None) -> nn.Module:
@@ -193,7 +212,8 @@ def make_model(config: PretrainedConfig, head: str | None) -> nn.Module:
         model: nn.Module = cls(config)
     except (TypeError, ValueError) as error:
         raise ConfigError("model.overrides", f"{cls.__name__} refuses them: {_one_line(error)}") from error
-    return model.train()
+    made_model.train(model)
+    return model
 
 
 def tensor_parallel_plan(config: PretrainedConfig, head: str | None) -> dict[str, str]:
@@ -237,8 +257,24 @@ def _config_class(name: str) -> type[Any]:
     return found
 
 
-def _require_field(defaults: PretrainedConfig, name: str) -> None:
-    """Refuse an override of a field that the configuration lacks, and of a dropout."""
+def _own(cls: type[Any], overrides: Mapping[str, Any]) -> PretrainedConfig:
+    """Return the configuration that the class makes of `overrides` alone, or its defaults beside them."""
+    try:
+        made: PretrainedConfig = cls(**overrides)
+    except (StrictDataclassError, TypeError, ValueError):  # they suit other sizes only
+        made = cls()
+        for name, value in overrides.items():
+            setattr(made, name, value)
+    return made
+
+
+def _in_words(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_OF_A_VALUE else f"{type(value).__name__} of {len(value)}"
+
+
+def _require_field(defaults: PretrainedConfig, name: str, dropout: float | None) -> None:
+    """Refuse an override of a field that the configuration lacks, and of a dropout that is set already."""
     where = f"model.overrides.{name}"
     if not hasattr(defaults, name):
         own = sorted(vars(defaults).keys() - vars(PretrainedConfig()).keys())
@@ -246,22 +282,30 @@ def _require_field(defaults: PretrainedConfig, name: str) -> None:
         meant = f"did you mean {close[0]!r}? " if close else ""
         problem = f"{type(defaults).__name__} has no such field; {meant}its own: {', '.join(own)}"
         raise ConfigError(where, problem)
-    if _DROPOUT_FIELD.search(name):
-        raise ConfigError(where, "every dropout of the model is set by model.dropout; set that")
+    if _DROPOUT_FIELD.search(name) and dropout is not None:
+        problem = (
+            f"every dropout of the model is set by model.dropout={dropout}; set that, or leave it at null"
+        )
+        raise ConfigError(where, problem)
 
 
 def _set_dropout(config: PretrainedConfig, dropout: float) -> None:
     """Set every dropout of a configuration."""
-    fields = [
-        name
-        for name, value in vars(config).items()
-        if _DROPOUT_FIELD.search(name) and isinstance(value, int | float)
-    ]
+    fields = _dropouts(config)
     if dropout > 0 and not fields:
         problem = f"must be 0, because {type(config).__name__} has no dropout field"
         raise ConfigError("model.dropout", f"{problem}, got {dropout}")
     for name in fields:
         setattr(config, name, float(dropout))
+
+
+def _dropouts(config: PretrainedConfig) -> list[str]:
+    """Return the fields of a configuration that are dropouts."""
+    return [
+        name
+        for name, value in vars(config).items()
+        if _DROPOUT_FIELD.search(name) and isinstance(value, int | float)
+    ]
 
 
 def _values(

@@ -47,6 +47,19 @@ def is_reduced(model: nn.Module) -> bool:
     return any(parameter.dtype in _REDUCED for parameter in model.parameters())
 
 
+def train(model: nn.Module) -> tuple[str, ...]:
+    """Call `model.train()` as a training loop does; return in words what that has changed.
+
+    A module may keep parts of itself in evaluation then. A model with parts in evaluation already stays as it
+    was made.
+    """
+    if not all(module.training for module in model.modules()):
+        return ()
+    model.train()
+    kept = [name or "the model" for name, module in model.named_modules() if not module.training]
+    return tuple(f"mode of {name}: training -> evaluation, by its own train()" for name in kept)
+
+
 def require_trainable(model: nn.Module, *, optimizer: str, is_sharded: bool) -> None:
     """Refuse a module that cannot be trained as asked.
 

@@ -32,16 +32,16 @@ class FactoryCall:
 
     Fields:
         factory: `package.module:function`.
-        dropout: argument of a factory that takes `dropout`.
+        dropout: argument of a factory that takes `dropout`; `None` leaves it to the factory.
         arguments: further arguments by name, as JSON.
     """
 
     factory: str
-    dropout: float
+    dropout: float | None
     arguments: str
 
     @classmethod
-    def of(cls, factory: str, dropout: float, arguments: Mapping[str, Any]) -> FactoryCall:
+    def of(cls, factory: str, dropout: float | None, arguments: Mapping[str, Any]) -> FactoryCall:
         """Return the call of `factory` with `arguments`."""
         return cls(factory=factory, dropout=dropout, arguments=json.dumps(arguments))
 
@@ -68,6 +68,11 @@ class FactoryCall:
                 return model, given_inputs(model, inputs, loss_fn)
         raise ConfigError("model.factory", f"{_SHAPES}, got {type(made).__name__} from {self.factory!r}")
 
+    def replaced(self) -> tuple[str, ...]:
+        """Return the default of the factory that `dropout` replaces, in words; nothing where it has none."""
+        own = _defaults(self.function()).get("dropout", self.dropout)
+        return () if self.dropout is None or own == self.dropout else (f"dropout: {own} -> {self.dropout}",)
+
     def _arguments(self, function: Callable[..., Any]) -> dict[str, Any]:
         """Return the arguments of the call, all of which the factory takes."""
         names, takes_any = _parameters(function)
@@ -77,12 +82,12 @@ class FactoryCall:
                 raise ConfigError("model.kwargs.dropout", "is set by model.dropout; set that")
             if name not in names and not takes_any:
                 raise ConfigError(f"model.kwargs.{name}", _no_argument(self.factory, name, names))
-        if "dropout" in names:
-            return {**given, "dropout": self.dropout}
-        if self.dropout > 0:
-            problem = f"must be 0, the factory takes no `dropout`, got {self.dropout}"
+        if self.dropout is None:
+            return given
+        if "dropout" not in names and not takes_any:
+            problem = f"must be null, the factory takes no `dropout`, got {self.dropout}"
             raise ConfigError("model.dropout", problem)
-        return given
+        return {**given, "dropout": self.dropout}
 
 
 @functools.cache
@@ -165,7 +170,8 @@ def _missing(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
         required = [each.name for each in signature(function).parameters.values() if _is_required(each)]
     except ValueError:  # some builtins do not tell
         return ""
-    absent = [f"model.kwargs.{name}=…" for name in required if name not in arguments]
+    groups = {"dropout": "model"}
+    absent = [f"{groups.get(name, 'model.kwargs')}.{name}=…" for name in required if name not in arguments]
     return f"; give it {' '.join(absent)}" if absent else ""
 
 
@@ -181,6 +187,15 @@ def _parameters(function: Callable[..., Any]) -> tuple[list[str], bool]:
         return [], True
     takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
     return [parameter.name for parameter in parameters if parameter.kind in _NAMED], takes_any
+
+
+def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the defaults of what a function takes by name."""
+    try:
+        parameters = signature(function).parameters.values()
+    except ValueError:  # some builtins do not tell
+        return {}
+    return {each.name: each.default for each in parameters if each.default is not Parameter.empty}
 
 
 def _no_argument(factory: str, name: str, names: list[str]) -> str:

@@ -85,6 +85,8 @@ def _model(record: Record) -> Iterator[Fact]:
         yield _fact("cast", ", ".join(changed))
     for remark in record.trained.remarks:
         yield _fact("model", remark)
+    if record.trained.replaced:
+        yield _fact("not the model's own", "; ".join(record.trained.replaced))
 
 
 def _memory(entry: Entry) -> Iterator[Fact]:

@@ -1,4 +1,4 @@
-"""What a reader may not expect, in sentences: a budget, a sharding that shards nothing, a shared example."""
+"""What a reader may not expect, in sentences: of the model, a budget, a sharding, a shared example."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ _SHARDED = re.compile(r"S\d")  # in the name of a candidate, as in `RS0 = RR x R
 
 
 def plan_notes(record: Record) -> Iterator[str]:
-    """Yield who computes an example, what became of a budget, and that a sharding shards nothing."""
+    """Yield what was changed of the model, who computes an example, and what became of plans."""
     if record.status != "ok":
         return
+    if record.trained is not None and record.trained.replaced:
+        yield f"not as the model's own code has it: {'; '.join(record.trained.replaced)}"
     yield from _example(record)
     plan = record.plan or {}
     yield from _chunks(record, plan.get("chunk") or {})

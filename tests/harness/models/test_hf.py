@@ -22,7 +22,12 @@ LLAMA: dict[str, Any] = {
 
 
 def config_of(
-    config_class: str, overrides: dict[str, Any], *, dropout: float = 0.0, vocab_size: int = 256, **sizes: int
+    config_class: str,
+    overrides: dict[str, Any],
+    *,
+    dropout: float | None = None,
+    vocab_size: int = 256,
+    **sizes: int,
 ) -> Any:
     return make_config(config_class, overrides, sizes=sizes | {"vocab_size": vocab_size}, dropout=dropout)
 
@@ -135,7 +140,77 @@ def test_what_was_decided_is_said(make_spec: MakeSpec, overrides: dict[str, str]
     spec = make_spec(
         "hf", config_class="MixtralConfig", layers_fqn="model.layers", overrides=overrides, **SMALL
     )
-    assert spec.remarks() == ("use_cache is off: a training step reads no cache", said)
+    assert spec.remarks() == (said,)
+
+
+_GPT2 = (
+    "vocab_size: 50257 -> 256",
+    "n_embd: 768 -> 128",
+    "n_layer: 12 -> 2",
+    "n_head: 12 -> 4",
+    "use_cache: True -> False",
+    "bos_token_id: 50256 -> None",
+    "eos_token_id: 50256 -> None",
+)
+_OWN = {"n_layers": None, "width": None, "n_heads": None}
+
+
+@pytest.mark.parametrize(
+    ("options", "replaced"),
+    [
+        pytest.param({}, _GPT2, id="the shipped sizes"),
+        pytest.param({**_OWN, "vocab_size": 50257}, ("use_cache: True -> False",), id="sizes of the class"),
+        pytest.param(
+            {**_OWN, "overrides": {"n_layer": 3, "vocab_size": 50257}},
+            ("use_cache: True -> False",),
+            id="overrides",
+        ),
+        pytest.param(
+            {**_OWN, "vocab_size": 50257, "dropout": 0.0},
+            (
+                "resid_pdrop: 0.1 -> 0.0",
+                "embd_pdrop: 0.1 -> 0.0",
+                "attn_pdrop: 0.1 -> 0.0",
+                "summary_first_dropout: 0.1 -> 0.0",
+                "use_cache: True -> False",
+            ),
+            id="dropout",
+        ),
+        pytest.param(
+            {
+                "config_class": "MixtralConfig",
+                "layers_fqn": "model.layers",
+                "n_heads": None,
+                "n_layers": 1,
+                "width": None,
+                "vocab_size": 32000,
+            },
+            (
+                "num_hidden_layers: 32 -> 1",
+                "use_cache: True -> False",
+                "experts_implementation: the class's own -> eager",
+            ),
+            id="experts",
+        ),
+        pytest.param(
+            {
+                "config_class": "Qwen2Config",
+                "layers_fqn": "model.layers",
+                "width": None,
+                "n_layers": None,
+                "vocab_size": 151936,
+            },
+            ("num_attention_heads: 32 -> 4", "num_key_value_heads: 32 -> 4", "use_cache: True -> False"),
+            id="key-value heads",
+        ),
+    ],
+)
+def test_what_the_class_would_have_otherwise_is_said(
+    make_spec: MakeSpec, options: dict[str, Any], replaced: tuple[str, ...]
+) -> None:
+    if "vocab_size" in options.get("overrides", {}):
+        options = {**options, "vocab_size": options["overrides"]["vocab_size"]}
+    assert make_spec("hf", **options).replaced() == replaced
 
 
 def test_a_plan_of_the_users_wins_over_the_classs(make_spec: MakeSpec) -> None:
@@ -152,6 +227,13 @@ def test_the_vocabulary_can_be_set_in_both_places(make_spec: MakeSpec, changes: 
     assert isinstance(spec, LanguageModelSpec)
     assert spec.vocab_size == 300
     assert spec.build().get_parameter("lm_head.weight").shape == (300, 128)
+
+
+def test_dropouts_are_the_classs_own_unless_one_is_given(make_spec: MakeSpec) -> None:
+    config = config_of("GPT2Config", {"attn_pdrop": 0.3})
+    assert (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) == (0.1, 0.1, 0.3)
+    assert [make_spec("hf", dropout=dropout).may_drop_out() for dropout in (None, 0.0)] == [True, False]
+    assert not make_spec("hf", **LLAMA).may_drop_out()
 
 
 def test_dropout_reaches_every_field() -> None:
@@ -205,8 +287,9 @@ def test_llama_brings_its_tensor_parallel_plan(make_spec: MakeSpec) -> None:
             id="a class that is no configuration",
         ),
         pytest.param(
-            {"overrides": {"resid_pdrop": 0.1}},
-            "model.overrides.resid_pdrop: every dropout of the model is set by model.dropout; set that",
+            {"overrides": {"resid_pdrop": 0.1}, "dropout": 0.0},
+            "model.overrides.resid_pdrop: every dropout of the model is set by model.dropout=0.0; set that, "
+            "or leave it at null",
             id="a dropout in the overrides",
         ),
         pytest.param(

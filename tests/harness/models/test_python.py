@@ -33,6 +33,21 @@ def tokens():
 def dropping(dropout):
     return Stack(dropout)
 
+def usually(dropout=0.1):
+    return Stack(dropout)
+
+def anything(**options):
+    return Stack(options.get("dropout", 0.2))
+
+class Frozen(Stack):
+    def train(self, mode=True):
+        super().train(mode)
+        self.blocks[1].eval()
+        return self
+
+def frozen():
+    return Frozen()
+
 def image():
     target = torch.randn(2, 4)
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4))
@@ -68,6 +83,37 @@ def test_a_factory_below_the_current_folder(make_spec: MakeSpec, user_code: str,
 def test_dropout_is_given_to_a_factory_that_takes_it(make_spec: MakeSpec, user_code: str) -> None:
     spec = make_spec("python", factory=f"{user_code}:dropping", layers_fqn="blocks", dropout=0.3)
     assert spec.build().get_submodule("blocks.1").p == 0.3
+
+
+@pytest.mark.parametrize(
+    ("factory", "dropout", "trained", "replaced"),
+    [
+        pytest.param("usually", None, 0.1, (), id="the factory's own"),
+        pytest.param("usually", 0.0, 0.0, ("dropout: 0.1 -> 0.0",), id="what is asked for"),
+        pytest.param("usually", 0.1, 0.1, (), id="what is asked for is the factory's own"),
+        pytest.param("anything", None, 0.2, (), id="the factory's own of any name"),
+        pytest.param("anything", 0.3, 0.3, (), id="what is asked for of any name"),
+        pytest.param("dropping", 0.3, 0.3, (), id="required"),
+    ],
+)
+def test_dropout_is_the_factorys_own_unless_it_is_given(
+    make_spec: MakeSpec,
+    user_code: str,
+    factory: str,
+    dropout: float | None,
+    trained: float,
+    replaced: tuple[str, ...],
+) -> None:
+    spec = make_spec("python", factory=f"{user_code}:{factory}", layers_fqn="blocks", dropout=dropout)
+    assert spec.build().get_submodule("blocks.1").p == trained
+    assert spec.replaced() == replaced
+    assert spec.may_drop_out()
+
+
+def test_a_module_that_trains_in_evaluation_is_said(make_spec: MakeSpec, user_code: str) -> None:
+    spec = make_spec("python", factory=f"{user_code}:frozen", layers_fqn="blocks")
+    assert [module.training for module in spec.build().modules()] == [True, True, True, True, False, True]
+    assert spec.replaced() == ("mode of blocks.1: training -> evaluation, by its own train()",)
 
 
 def test_example_inputs_make_the_batch(make_spec: MakeSpec, user_code: str) -> None:
@@ -139,8 +185,19 @@ def test_a_factory_that_is_no_path(make_spec: MakeSpec, factory: str) -> None:
         ),
         pytest.param(
             {"factory": "{module}:tokens", "dropout": 0.1},
-            "model.dropout: must be 0, the factory takes no `dropout`, got 0.1",
+            "model.dropout: must be null, the factory takes no `dropout`, got 0.1",
             id="takes no dropout",
+        ),
+        pytest.param(
+            {"factory": "{module}:tokens", "dropout": 0.0},
+            "model.dropout: must be null, the factory takes no `dropout`, got 0.0",
+            id="takes no dropout, not even none",
+        ),
+        pytest.param(
+            {"factory": "{module}:dropping"},
+            "model.factory: '{module}:dropping' raised TypeError: dropping() missing 1 required positional "
+            "argument: 'dropout'; give it model.dropout=…",
+            id="requires a dropout",
         ),
         pytest.param(
             {"factory": "{module}:tokens", "layers_fqn": "layers"},

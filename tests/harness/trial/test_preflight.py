@@ -216,7 +216,7 @@ def test_refuses_a_token_file_for_another_vocabulary(tmp_path: Path) -> None:
             "draws_a_width() missing 1 required positional argument: 'width'; give it model.kwargs.width=…",
             "model.factory=builtins:dict": "model.factory: must return a module, or (module, example_inputs, "
             "loss_fn), got dict from 'builtins:dict'",
-            f"model.factory={USER}:healthy model.dropout=0.1": "model.dropout: must be 0, the factory takes no "
+            f"model.factory={USER}:healthy model.dropout=0.1": "model.dropout: must be null, the factory takes no "
             "`dropout`, got 0.1",
             f"model.factory={USER}:healthy model.layers_fqn=blocks": "model.layers_fqn: must name a "
             "ModuleList, ModuleDict or Sequential of Stack, got 'blocks'; containers here: layers",
@@ -312,8 +312,8 @@ def test_refuses_what_does_not_suit_images(line: str, message: str) -> None:
             "transformers, such as GPT2Config, got 'GPT9Config'",
             "model.config_class=Wav2Vec2Config": "model.config_class: must be of a model with one of the heads "
             "causal, masked, seq2seq, speech, image, got Wav2Vec2Config; use another, such as GPT2Config",
-            "model.overrides={attn_pdrop:0.1}": "model.overrides.attn_pdrop: every dropout of the model is set "
-            "by model.dropout; set that",
+            "model.dropout=0 model.overrides={attn_pdrop:0.1}": "model.overrides.attn_pdrop: every dropout of "
+            "the model is set by model.dropout=0.0; set that, or leave it at null",
             "model.layers_fqn=layers": "model.layers_fqn: must name a ModuleList, ModuleDict or Sequential of "
             "GPT2LMHeadModel, got 'layers'; containers here: transformer.h",
         }

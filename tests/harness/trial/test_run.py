@@ -99,7 +99,7 @@ RECORD_KEYS = {
         "note",
         "trained", "probes", "predicted", "outlook", "assumes",
     },
-    "trained": {"elements", "computes_in", "changed", "inputs", "remarks"},
+    "trained": {"elements", "computes_in", "changed", "inputs", "remarks", "replaced"},
     "parity": {
         "level", "steps", "first", "losses", "weightless", "control", "compared", "chain", "first_module",
         "unreached", "absent", "uncompared", *PARTS,

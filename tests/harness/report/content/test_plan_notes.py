@@ -53,10 +53,19 @@ def _reading(inputs: str) -> Record:
     return replace(record(experiment("full", "shard2", mesh={"dp_shard": 2})), trained=trained)
 
 
+def _replaced(*sentences: str) -> Record:
+    return replace(record(), trained=TrainedModel(elements={}, computes_in="float32", replaced=sentences))
+
+
 @pytest.mark.parametrize(
     ("shown", "expected"),
     [
         pytest.param(record(), [], id="no plan"),
+        pytest.param(
+            _replaced("dropout: 0.1 -> 0.0", "use_cache: True -> False"),
+            ["not as the model's own code has it: dropout: 0.1 -> 0.0; use_cache: True -> False"],
+            id="what stands in for the user's choice",
+        ),
         pytest.param(_reading("example"), [_EXAMPLE], id="ranks that repeat one another's work"),
         pytest.param(_reading("example rows"), [], id="ranks that share the rows"),
         pytest.param(
