@@ -177,7 +177,7 @@ def _architecture(name: str, *, use_reentrant: bool) -> Said:
         return getattr(transformers, f"AutoModelFor{head}").from_config(config).train()
 
     def variant(model: Any) -> None:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": use_reentrant})
+        model.activation_checkpointing_enable({"use_reentrant": use_reentrant})
 
     batch = _inputs(head)
     words = "reentrant" if use_reentrant else "non-reentrant"

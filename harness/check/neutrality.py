@@ -7,16 +7,17 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from harness.check.arguments import Precision, require_arguments
 from harness.check.given_batches import given_batches
 from harness.check.not_neutral import Neutrality, NotNeutral
 from harness.check.workshop import Workshop
-from harness.errors import ConfigError, require_at_least
+from harness.errors import ConfigError
 from harness.measure.parity.compare import Accepted, compare_steps
 from harness.measure.probes.late_reads import LateReads
 from harness.measure.probes.likely_causes import cause_of_inert, evidence_of, likely_cause
@@ -29,11 +30,13 @@ from harness.measure.probes.tried import RanksRaised, agreed
 from harness.measure.rng import seeded
 from harness.measure.step import StepReport, instrument
 from harness.records.measured import MeasuredBaseline, Observed, RankResult
-from harness.records.merge_ranks import merge_memory, merge_parity, merge_work
+from harness.records.merge_ranks import merge_memory, merge_parities, merge_parity, merge_work
 from harness.records.parity_result import Parity, Weightless
-from harness.records.verdict import verdict
+from harness.records.verdict import Verdict, verdict
 from harness.trial.act import Act
 from strategies import Strategy, Tolerance
+
+T = TypeVar("T")
 
 _PROBED = ("neutral", "inert")
 """Verdicts after which the probes go on."""
@@ -54,6 +57,9 @@ def assert_neutral(
     *,
     seed: int = 0,
     tolerance: Tolerance | None = None,
+    autocast: torch.dtype | None = None,
+    dtype: torch.dtype | None = None,
+    quick: bool = False,
 ) -> Neutrality:
     """Fail unless the model with `variant` trains bit for bit as the model without it.
 
@@ -71,6 +77,10 @@ def assert_neutral(
         steps: optimizer steps, at least 1.
         seed: seed of weights and of every step.
         tolerance: how far numbers may be apart; by default what the strategy declares, else not at all.
+        autocast: dtype of `torch.autocast` around forward and loss, as training has it: backward and
+            optimizer run outside.
+        dtype: dtype of the models' floating-point parameters and buffers, and of floating-point inputs.
+        quick: take one step, compare it, and ask nothing else: no probes, bytes, causes or late reads.
 
     Returns:
         What was found, `neutral`.
@@ -80,20 +90,23 @@ def assert_neutral(
         ConfigError: a `ValueError`; an argument is wrong, or the plain model does not train on `batch`.
         StrategyError: a `ValueError`; the strategy does not suit the model.
     """
-    require_at_least("steps", steps, 1)
+    require_arguments(make, variant, loss_fn, steps, tolerance)
+    precision = Precision(autocast=autocast, dtype=dtype)
     workshop = Workshop(
         make=make,
         variant=variant,
         loss_fn=loss_fn,
-        batches=given_batches(batch),
+        batches=tuple(each.changed(precision.cast_inputs) for each in given_batches(batch)),
         seed=seed,
         accepted=_accepted(variant, tolerance),
+        precision=precision,
     )
     with torch.enable_grad():
-        agreed(workshop.check)
+        agreed(partial(workshop.check, keep=quick))
         try:
             with TemporaryDirectory() as folder:
-                found = _Check(workshop=workshop, steps=steps).with_plan(Path(folder)).found()
+                check = _Check(workshop=workshop, steps=1 if quick else steps).with_plan(Path(folder))
+                found = check.quickly_found() if quick else check.found()
         finally:
             workshop.leave()
     if found.verdict != "neutral":
@@ -180,6 +193,21 @@ class _Check:
             cause=cause if evidence is None else likely_cause(evidence),
         )
 
+    def quickly_found(self) -> Neutrality:
+        """Return how the steps compare, on all ranks alike, and nothing else.
+
+        Raises:
+            ConfigError: the plain model does not train, with or without the variant.
+        """
+        trained = TrainedSet(), TrainedSet()
+        try:
+            parity = self._parity((), trained)
+        except RanksRaised as failures:
+            return self._raised(failures)
+        parity = merge_parities(_everywhere(parity))
+        found = _of_parity(parity, verdict(saves_nothing=True, memory=None, work=None, parity=parity))
+        return replace(found, lost=trained[0].beyond(trained[1]), gained=trained[1].beyond(trained[0]))
+
     def _raised(self, failures: RanksRaised) -> Neutrality:
         """Return what it means that one of the two raises, on some rank.
 
@@ -222,7 +250,7 @@ class _Check:
             parity=self._parity(recomputed, trained := (TrainedSet(), TrainedSet())),
         )
         saves_nothing = _promises_nothing(self.workshop.variant)
-        found = _judged(_gathered(result), recomputed, saves_nothing=saves_nothing)
+        found = _judged(_everywhere(result), recomputed, saves_nothing=saves_nothing)
         return replace(found, lost=trained[0].beyond(trained[1]), gained=trained[1].beyond(trained[0]))
 
     def _measured(self, *, is_variant: bool, seed: int = 0) -> _Measured:
@@ -324,18 +352,25 @@ def _judged(ranks: list[RankResult], recomputed: tuple[str, ...], *, saves_nothi
         notes = (str(parity.weightless),)
         parity = replace(parity, weightless=Weightless())
     shown = verdict(saves_nothing=saves_nothing, memory=memory, work=work, parity=parity)
-    first = parity.first if shown.word == "differs" else None
-    return Neutrality(
-        verdict=shown.word,
-        reason=shown.reason,
-        first=None if first is None else {"probe": "parity", **asdict(first)},
-        parity=parity,
+    return replace(
+        _of_parity(parity, shown),
         saved_bytes=memory.saved_bytes,
         plain_saved_bytes=None if memory.baseline is None else memory.baseline.saved_bytes,
         recomputed_ops=work.recomputed_ops,
         recomputed_flops=work.recomputed_flops,
         recomputed_modules=recomputed,
         notes=notes,
+    )
+
+
+def _of_parity(parity: Parity, shown: Verdict) -> Neutrality:
+    """Return what a comparison has shown."""
+    first = parity.first if shown.word == "differs" else None
+    return Neutrality(
+        verdict=shown.word,
+        reason=shown.reason,
+        first=None if first is None else {"probe": "parity", **asdict(first)},
+        parity=parity,
     )
 
 
@@ -364,8 +399,6 @@ def _promises_nothing(variant: Any) -> bool:
 
 def _accepted(variant: Any, tolerance: Tolerance | None) -> Accepted | None:
     """Return what is accepted of the two: what the caller says, or the strategy declares."""
-    if tolerance is not None and not isinstance(tolerance, Tolerance):
-        raise ConfigError("tolerance", f"must be a strategies.Tolerance, got {tolerance!r}")
     declared = tolerance or (variant.tolerance if isinstance(variant, Strategy) else None)
     if declared is None:
         return None
@@ -376,28 +409,22 @@ def _first_of_ranks(divergence: Divergence | None) -> tuple[int | None, Divergen
     """Return the first divergence that a rank has seen, and the rank where there are several."""
     if not dist.is_initialized():
         return None, divergence
-    everywhere: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, divergence)
-    found = [(rank, each) for rank, each in enumerate(everywhere) if each is not None]
+    found = [(rank, each) for rank, each in enumerate(_everywhere(divergence)) if each is not None]
     return found[0] if found else (None, None)
 
 
 def _agreed(found: Neutrality) -> Neutrality:
     """Return what this rank found, or another one where this one found nothing."""
-    if not dist.is_initialized():
-        return found
-    everywhere: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, (found.verdict, found.reason, found.first))
-    for verdict_there, reason, first in everywhere:
+    for verdict_there, reason, first in _everywhere((found.verdict, found.reason, found.first)):
         if found.verdict in _PROBED and verdict_there not in _PROBED:
             return replace(found, verdict=verdict_there, reason=reason, first=first)
     return found
 
 
-def _gathered(result: RankResult) -> list[RankResult]:
-    """Return the results of all ranks, on each of them."""
+def _everywhere(value: T) -> list[T]:
+    """Return what each rank has, on each of them."""
     if not dist.is_initialized():
-        return [result]
-    results: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(results, result)
-    return results
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values

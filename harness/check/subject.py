@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,7 @@ class Subject:
         names: names of the plain model for those of `model`.
         observe: returns what the strategy counted in the latest step.
         is_variant: it carries the variant.
+        computed: returns the scope in which forward and loss run, such as autocast.
         compiled: `None`: what a variant compiles is measured as it runs, without its graphs.
     """
 
@@ -47,6 +49,7 @@ class Subject:
     names: PlainNames
     observe: Callable[[], Observation]
     is_variant: bool
+    computed: Callable[[], AbstractContextManager[Any]] = nullcontext
     compiled: None = None
 
     def forward(self, batch: Batch) -> tuple[Any, Tensor]:
@@ -56,8 +59,9 @@ class Subject:
             ConfigError: the loss is no scalar that backward can start from.
             RuntimeError: the variant's loss depends on nothing to train, although the plain model's does.
         """
-        outputs = self.call(*batch.inputs, **batch.keywords)
-        return outputs, _scalar(self.loss_fn(outputs), is_variant=self.is_variant)
+        with self.computed():
+            outputs = self.call(*batch.inputs, **batch.keywords)
+            return outputs, _scalar(self.loss_fn(outputs), is_variant=self.is_variant)
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate gradients.

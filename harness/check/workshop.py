@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from harness.check.arguments import Precision
 from harness.check.plain_names import PlainNames
 from harness.check.subject import Subject, default_loss, optimizer_of
 from harness.errors import ConfigError
@@ -45,6 +47,7 @@ class Workshop:
         seed: seed of everything that is drawn.
         accepted: how far numbers may be apart; `None` asks for equal bits.
         recomputed: FQNs of what the variant recomputes.
+        precision: dtypes of forward and loss.
     """
 
     make: Callable[[], nn.Module]
@@ -54,9 +57,11 @@ class Workshop:
     seed: int
     accepted: Accepted | None = None
     recomputed: tuple[str, ...] = ()
+    precision: Precision = field(default_factory=Precision)
     _outer: list[OuterState] = field(default_factory=list)
     _compiled: list[bool] = field(default_factory=list)
     _device: list[torch.device] = field(default_factory=list)
+    _spare: list[nn.Module] = field(default_factory=list)
 
     @property
     def device(self) -> torch.device:
@@ -102,12 +107,16 @@ class Workshop:
 
     def begin_anew(self) -> None:
         """Forget what earlier models have left, before the next two are made."""
-        gc.collect()
+        if not self._spare:  # where models are kept for later, none has been trained
+            gc.collect()
         if self.is_compiled:
             torch.compiler.reset()  # under the meters nothing is compiled, and dynamo remembers that
 
-    def check(self) -> None:
+    def check(self, *, keep: bool = False) -> None:
         """Refuse a `make` whose models no comparison could be made of.
+
+        Args:
+            keep: the next two models are the two that this makes.
 
         Raises:
             ConfigError: it makes no modules, nothing to train, one module for all calls, or other weights at
@@ -132,6 +141,7 @@ class Workshop:
                 "draw its numbers from the global generators of torch, Python or NumPy",
             )
         self._device.append(next(one.parameters()).device)
+        self._spare.extend((one, other) if keep else ())
 
     @property
     def unplanned(self) -> PlansFromStep | None:
@@ -179,7 +189,7 @@ class Workshop:
             StrategyError: the strategy does not suit the model.
         """
         self.leave()
-        made = self._made()
+        made = self._spare.pop() if self._spare else self._made()
         names, blocks = PlainNames.of(made), _blocks(made)
         returned = self._varied(made) if is_variant else made
         model = returned if isinstance(returned, nn.Module) else made
@@ -194,6 +204,7 @@ class Workshop:
             names=names,
             observe=Observation if strategy is None else lambda: strategy.observe(model),
             is_variant=is_variant,
+            computed=partial(self.precision.computed, self.device),
         )
 
     def trainee(self, *, is_variant: bool) -> MicroBatched:
@@ -231,7 +242,7 @@ class Workshop:
             made = self.make()
         if not isinstance(made, nn.Module):
             raise ConfigError("make", f"must return an nn.Module, got {type(made).__name__}")
-        return made
+        return self.precision.cast(made)
 
     def _varied(self, model: nn.Module) -> Any:
         """Return `model` as the variant returns it; what returns nothing has changed it in place."""

@@ -193,10 +193,10 @@ def _in_all(named: Sequence[Sequence[str]]) -> tuple[str, ...]:
 def merge_parity(ranks: Sequence[RankResult]) -> Parity | None:
     """Return the parity of a trial: equal only where all ranks are; `None` unless all ranks compared."""
     parities = [rank.parity for rank in ranks if rank.parity is not None]
-    return _merge_links(parities) if parities and len(parities) == len(ranks) else None
+    return merge_parities(parities) if parities and len(parities) == len(ranks) else None
 
 
-def _merge_links(parities: Sequence[Parity]) -> Parity:
+def merge_parities(parities: Sequence[Parity]) -> Parity:
     """Return one comparison for all ranks: the worst of each, the first difference, mean losses."""
     parts = {name: merge_parts([getattr(parity, name) for parity in parities]) for name in PARTS}
     levels = [parity.level for parity in parities]
@@ -209,9 +209,9 @@ def _merge_links(parities: Sequence[Parity]) -> Parity:
         uncompared=joined(parity.uncompared for parity in parities),
         losses=_means([parity.losses for parity in parities]),
         weightless=merge_weightless([parity.weightless for parity in parities]),
-        control=_merge_links(controls) if len(controls) == len(parities) else None,
+        control=merge_parities(controls) if len(controls) == len(parities) else None,
         compared=parities[0].compared,
-        chain=tuple(map(_merge_links, zip(*(parity.chain for parity in parities), strict=True))),
+        chain=tuple(map(merge_parities, zip(*(parity.chain for parity in parities), strict=True))),
         first_module=next(filter(None, (parity.first_module for parity in parities)), ""),
         unreached=parities[0].unreached,
         **parts,

@@ -22,9 +22,12 @@ from strategies.regions.disguise import disguise, disguised
 _ATTRIBUTE = "_acbench_region"
 _PREFIX = "Enclosed"
 
-_OWN_CHECKPOINTING = {  # flag of a module -> the call on the model that clears it
-    "gradient_checkpointing": "gradient_checkpointing_disable()",  # transformers
-    "grad_checkpointing": "set_grad_checkpointing(False)",  # timm
+_OWN_CHECKPOINTING = {  # flag of a module -> the calls that clear it, of which the model has one
+    "gradient_checkpointing": (
+        "activation_checkpointing_disable()",  # transformers since 5.16, which deprecates the older name
+        "gradient_checkpointing_disable()",
+    ),
+    "grad_checkpointing": ("set_grad_checkpointing(False)",),  # timm
 }
 
 
@@ -130,8 +133,10 @@ def refuse_enclosed(model: nn.Module) -> None:
         where = name or plain_class(module).__name__
         if isinstance(module, Enclosed | ActivationWrapper):
             raise StrategyError("ac", f"{where!r} is already checkpointed; apply one variant to a model")
-        for flag, remedy in _OWN_CHECKPOINTING.items():
+        for flag, calls in _OWN_CHECKPOINTING.items():
             if getattr(module, flag, False) is True:
+                has_method = (each for each in calls if hasattr(model, each.partition("(")[0]))
+                remedy = next(has_method, calls[-1])
                 raise StrategyError("ac", f"{where!r} has {flag} on; call {remedy} on the model before")
 
 

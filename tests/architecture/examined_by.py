@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 EXAMINED_BY = {
+    "harness/check/arguments.py": "tests/harness/check/test_neutrality.py",
     "harness/check/given_batches.py": "tests/harness/check/test_neutrality.py",
     "harness/check/not_neutral.py": "tests/harness/check/test_neutrality.py",
     "strategies/estimate/outer_state.py": "tests/harness/check/test_neutrality.py",

@@ -19,7 +19,7 @@ def make() -> Any:
 
 
 def variant(model: Any) -> Any:
-    model.gradient_checkpointing_enable()
+    model.activation_checkpointing_enable()
     return model
 
 

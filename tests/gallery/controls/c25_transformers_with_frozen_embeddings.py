@@ -24,7 +24,7 @@ def make() -> Any:
 
 
 def variant(model: Any) -> Any:
-    model.gradient_checkpointing_enable({"use_reentrant": True})
+    model.activation_checkpointing_enable({"use_reentrant": True})
     return model
 
 

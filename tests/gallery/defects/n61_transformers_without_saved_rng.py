@@ -27,7 +27,7 @@ def make() -> Any:
 
 
 def variant(model: Any) -> Any:
-    model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+    model.activation_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
     return model
 
 

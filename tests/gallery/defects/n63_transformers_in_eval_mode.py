@@ -26,7 +26,7 @@ def make() -> Any:
 
 
 def variant(model: Any) -> Any:
-    model.gradient_checkpointing_enable()
+    model.activation_checkpointing_enable()
     return model
 
 

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -325,6 +326,34 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"make": lambda: _Wordy(WIDTH, 3)},
         "loss_fn: is needed: outputs are str",
     ),
+    "a model instead of a factory": (
+        {"make": ONE},
+        r"make: must be a function that returns a fresh model, got an instance of Stack; pass the function",
+    ),
+    "a factory that is none": ({"make": 3}, "make: must be a function that returns a fresh model, got 3"),
+    "a variant by name": (
+        {"variant": "full"},
+        r"a function that takes the model, got 'full'; pass Full\(layers_fqn=…\) of strategies.ac.full",
+    ),
+    "a name of no variant": ({"variant": "fll"}, "variant: must be a strategy, .* got 'fll'$"),
+    "the class of a strategy": ({"variant": Full}, r"got the class Full; pass Full\(layers_fqn=…\)"),
+    "a wrapped model as variant": (
+        {"variant": ONE},
+        "variant: must be a strategy, .* got an instance of Stack",
+    ),
+    "an array": ({"batch": np.ones((4, 8))}, "batch: must be a tuple.* got ndarray"),
+    "a loader": ({"batch": iter([batch()])}, "batch: must be a tuple.* got list_iterator"),
+    "a loss that is no function": (
+        {"loss_fn": "mse"},
+        "loss_fn: must be a function of the outputs, got 'mse'",
+    ),
+    "half a step": ({"steps": 1.5}, "steps: must be a whole number, got 1.5"),
+    "autocast of a whole dtype": (
+        {"autocast": torch.float32},
+        "autocast: must be one of torch.bfloat16, torch.float16, got torch.float32",
+    ),
+    "autocast by a flag": ({"autocast": True}, "autocast: must be one of torch.bfloat16.* got True"),
+    "a dtype by name": ({"dtype": "bf16"}, "dtype: must be one of torch.bfloat16.* got 'bf16'"),
     "a variant that is no model": ({"variant": lambda _model: 3}, "variant: must return the model to use"),
 }
 
@@ -504,3 +533,80 @@ def test_a_variant_that_cannot_be_evaluated_differs() -> None:
 def test_a_tolerance_is_no_number() -> None:
     with pytest.raises(ConfigError, match=r"^tolerance: must be a strategies.Tolerance, got 0.1$"):
         assert_neutral(Stack, batch(), checkpointed(), tolerance=0.1)  # type: ignore[arg-type]
+
+
+class Halved(Block):
+    """Computes in half precision where training code asks for it."""
+
+    def between(self, h: Tensor) -> Tensor:
+        """Return what `down` reads, and refuse to be given anything else than asked for."""
+        assert h.dtype is torch.bfloat16
+        return h.tanh()
+
+
+def test_autocast_is_around_forward_and_loss_alone() -> None:
+    seen = []
+
+    def variant(model: Stack) -> None:
+        checkpointed()(model)
+        for parameter in model.parameters():
+            parameter.register_hook(lambda _: seen.append(torch.is_autocast_enabled("cpu")))  # type: ignore[no-untyped-call]
+
+    assert_neutral(stack_of(Halved), batch(), variant, quick=True, autocast=torch.bfloat16)
+    assert set(seen) == {False}
+
+
+def test_dtype_is_that_of_weights_and_inputs() -> None:
+    found = assert_neutral(stack_of(Halved), batch(), checkpointed(), quick=True, dtype=torch.bfloat16)
+    assert found.verdict == "neutral"
+
+
+def test_a_check_within_autocast_is_refused() -> None:
+    message = (
+        r"^autocast: the check is called within torch.autocast\('cpu', torch.bfloat16\).*with autocast=torch"
+    )
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(ConfigError, match=message):
+        assert_neutral(Stack, batch(), checkpointed())
+
+
+class Tied(Block):
+    """Ends in a weight that the next block casts, too."""
+
+    tied: nn.Linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of the shape of `x`, (B, D)."""
+        outputs: Tensor = x + self.tied(self.up(x).tanh()).sin().float()
+        return outputs
+
+
+def _tied() -> nn.Module:
+    model, tied = Stack(Tied), nn.Linear(WIDTH, WIDTH)
+    for layer in model.layers:
+        layer.tied = tied
+    return model
+
+
+def test_a_save_list_on_a_tied_weight_fails_under_autocast_as_in_training() -> None:
+    with pytest.raises(NotNeutral, match="the variant's backward raises") as caught:
+        assert_neutral(_tied, batch(), SelectiveOp(layers_fqn="layers"), autocast=torch.bfloat16)
+    assert caught.value.verdict == "differs"
+
+
+def test_quick_compares_one_step_and_asks_nothing_else() -> None:
+    found = assert_neutral(Stack, batch(), checkpointed(), quick=True)
+    assert (found.verdict, found.parity and found.parity.steps, found.saved_bytes) == ("neutral", 1, None)
+    with pytest.raises(NotNeutral, match=r"gradient of 'layers.1.down.weight' differs first") as caught:
+        assert_neutral(Stack, batch(), checkpointed(preserve_rng_state=False), quick=True)
+    assert caught.value.verdict == "differs"
+
+
+def test_quick_makes_two_models() -> None:
+    made = []
+
+    def make() -> nn.Module:
+        made.append(Stack())
+        return made[-1]
+
+    assert_neutral(make, batch(), checkpointed(), quick=True)
+    assert len(made) == 2

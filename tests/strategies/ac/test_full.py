@@ -129,20 +129,19 @@ def llama() -> nn.Module:
     return transformers.LlamaForCausalLM(config)  # type: ignore[no-any-return]
 
 
-# later transformers say "activation" in new names of these calls, and keep the old
-@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
 def test_checkpointing_of_transformers_is_refused() -> None:
     model: Any = llama()
-    model.gradient_checkpointing_enable()
+    model.activation_checkpointing_enable()
     message = (
-        "ac: 'model' has gradient_checkpointing on; call gradient_checkpointing_disable() on the model before"
+        "ac: 'model' has gradient_checkpointing on; "
+        "call activation_checkpointing_disable() on the model before"
     )
     strategy = Full(layers_fqn="model.layers")
     for refused in (strategy.apply, strategy.call_site):
         with pytest.raises(StrategyError) as error:
             refused(model)
         assert str(error.value) == message
-    model.gradient_checkpointing_disable()
+    model.activation_checkpointing_disable()
     strategy.apply(model)
 
 
