@@ -1,8 +1,8 @@
 """Counting how often a step asks Python about an operator, as selective checkpointing does.
 
-torch's selective checkpoint is a dispatch mode around a region: in forward and in recomputation it asks a
-policy about every operator, views too, and so does the mode that notes random numbers. On a CPU, and where a
-GPU waits for its host, such calls take longer than small operators do.
+It is a dispatch mode around a region, ours or torch's own: in forward and in recomputation Python is asked
+about every operator, views too. On a CPU, and where a GPU waits for its host, such calls take longer than
+small operators do.
 
 Source: torch/utils/checkpoint.py, `_CachingTorchDispatchMode` and `_CachedTorchDispatchMode`.
 """
@@ -17,9 +17,10 @@ from typing import Any, Protocol
 from torch.utils import checkpoint
 
 from strategies.estimate.patched import wrapped
-from strategies.regions.policy import AfterDraws
+from strategies.regions.kept_results import Keeping, Returning
 
-_MODES = (checkpoint._CachingTorchDispatchMode, checkpoint._CachedTorchDispatchMode, AfterDraws)  # noqa: SLF001 (no public way)
+_TORCHS = (checkpoint._CachingTorchDispatchMode, checkpoint._CachedTorchDispatchMode)  # noqa: SLF001 (no public way)
+_MODES = (*_TORCHS, Keeping, Returning)
 
 
 class PolicyListener(Protocol):

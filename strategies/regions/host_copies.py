@@ -7,16 +7,18 @@ memory, marked by `strategies.estimate.host`.
 
 from __future__ import annotations
 
+import ctypes
 import weakref
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from strategies.estimate.host import host_allocation
-from strategies.regions.versions import Version
+from strategies.regions.versions import PLAIN, Version
 
 FETCH_AHEAD = 2
 """Storages that backward fetches before they are asked for."""
@@ -77,17 +79,18 @@ class HostLedger:
 
         Args:
             local: a dense tensor, no lazy view.
-            version: its version; a copy made for a version that is past serves no more.
+            version: its version. A copy serves no more that was made for one that is past; nor, since a
+                storage may be written without that, one that the storage has ceased to equal, where comparing
+                does not wait; nor one made under a counter of writes that is not that of `version`.
             region: who asks, and answers for the bytes of a new copy.
         """
         storage = local.untyped_storage()
         copy = self._copies.get(storage._cdata)  # noqa: SLF001 (the identity that storages have)
-        if copy is not None and copy.is_current():
-            copy.versions.append(version)
+        if copy is not None and copy.serves(local, version):
             return copy
         traffic = self._traffic.setdefault(region, Traffic())
-        copy = HostCopy(local, previous=self._latest, stream=self._stream(local.device), traffic=traffic)
-        copy.versions.append(version)
+        stream = self._stream(local.device)
+        copy = HostCopy(local, version, previous=self._latest, stream=stream, traffic=traffic)
         self._copies[storage._cdata] = copy  # noqa: SLF001
         self._latest = weakref.ref(copy)
         traffic.moved_bytes += copy.nbytes
@@ -137,14 +140,14 @@ class HostCopy:
 
     Attributes:
         nbytes: size of the storage.
-        versions: versions of the tensors that the copy stands for; there is one counter for a tensor and its
-            views, another for its `.data`, another for the DTensor around it.
+        version: version of the tensor that it was made for.
         device: where it came from.
     """
 
     def __init__(
         self,
         local: Tensor,
+        version: Version,
         *,
         previous: weakref.ref[HostCopy] | None,
         stream: torch.cuda.Stream | None,
@@ -152,7 +155,7 @@ class HostCopy:
     ) -> None:
         storage = local.untyped_storage()
         self.nbytes = storage.nbytes()
-        self.versions: list[Version] = []
+        self.version = version
         self.device = local.device
         # holds the identity of the storage, not its memory: the address is not reused while this lives
         self._source = StorageWeakRef(storage)
@@ -172,9 +175,14 @@ class HostCopy:
             self._host.copy_(source, non_blocking=True)
         source.record_stream(stream)
 
-    def is_current(self) -> bool:
-        """Return whether none of its tensors was written since."""
-        return not any(version.is_past() for version in self.versions)
+    def serves(self, local: Tensor, version: Version) -> bool:
+        """Return whether `local`, of `version` and on the storage that was copied, is what the copy holds."""
+        if not self.version.serves(version):
+            return False
+        if local.device.type != "cpu" or type(local) not in PLAIN:
+            return True  # to compare would be to wait; a fake tensor has no values
+        now, then = local.untyped_storage(), self._host.untyped_storage()
+        return bool(_memory().memcmp(now.data_ptr(), then.data_ptr(), then.nbytes()) == 0)
 
     def earlier(self) -> HostCopy | None:
         """Return the copy that forward made before this one, which backward wants after it."""
@@ -207,3 +215,11 @@ class HostCopy:
     def drop(self) -> None:
         """Let go of the device's copy; tensors that view it keep it."""
         self._flat = None
+
+
+@cache
+def _memory() -> ctypes.CDLL:
+    """Return the library that compares memory, faster than tensors are compared, and unseen by modes."""
+    library = ctypes.CDLL(None)
+    library.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+    return library

@@ -36,6 +36,15 @@ class Version(NamedTuple):
         """Return whether the tensor was written since."""
         return self._current() != self.expected
 
+    def serves(self, other: Version) -> bool:
+        """Return whether what the memory held at this version, it holds at `other`, of another tensor on it.
+
+        Tensors on one storage may have counters of their own: `.data`, results of `unsafe_chunk`, a DTensor
+        and its local tensor. A counter that stands at 0 has never counted a write; of another one only the
+        counter itself knows when it did.
+        """
+        return not self.is_past() and (other.expected == 0 or _have_one_counter(self.counter, other.counter))
+
     def refuse_past(self, saved: Tensor) -> None:
         """Refuse to go on with `saved` if it was written since.
 
@@ -51,6 +60,18 @@ class Version(NamedTuple):
 
     def _current(self) -> int:
         return self.counter._version  # noqa: SLF001 (as autograd checks it)
+
+
+def _have_one_counter(one: Tensor, other: Tensor) -> bool:
+    """Return whether a write to one of two tensors is counted for both; nothing is written to find out."""
+    before = one._version  # noqa: SLF001 (as autograd checks it)
+    if other._version != before:  # noqa: SLF001
+        return False
+    put = torch._C._autograd._unsafe_set_version_counter  # noqa: SLF001 (what `increment_version` has no way back from)
+    put((one,), (before + 1,))
+    is_one = other._version != before  # noqa: SLF001
+    put((one,), (before,))
+    return is_one
 
 
 def alias_of_plain(tensor: Tensor) -> Tensor:

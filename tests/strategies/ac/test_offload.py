@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils.rnn import pack_sequence
 
 from strategies.ac.offload import Offload
 from strategies.regions.host_copies import HostCopy, HostLedger
@@ -144,23 +145,44 @@ def test_backward_twice_through_one_graph() -> None:
     assert torch.equal(first, second)
 
 
-def test_a_storage_written_between_two_saves_is_moved_twice() -> None:
+def written_between_two_saves(write: Any) -> Any:
     def function(_: nn.Module, x: Tensor) -> Tensor:
         hidden = x * 1
         first = hidden.detach().sin() * x
-        hidden.detach().mul_(2)
+        write(hidden)
         return first + hidden.detach() * x
 
-    value = torch.randn(8, WIDTH)
-    gradients = []
-    for is_enclosed in (False, True):
-        body: nn.Module = Body(function)
-        if is_enclosed:
-            body = enclosed(body)[1].block
+    return function
+
+
+def written_parts(m: nn.Module, x: Tensor) -> Tensor:
+    first, second = (x @ m.weight).unsafe_chunk(2, 1)  # type: ignore[operator]
+    return first.sigmoid_() * second.tanh_()  # each is saved by what writes it
+
+
+WRITTEN: dict[str, Any] = {
+    "with its counter": written_between_two_saves(lambda y: y.detach().mul_(2)),
+    "through its data, which has another": written_between_two_saves(lambda y: y.data.mul_(2)),
+    "where nobody counts": written_between_two_saves(lambda y: y.detach().numpy().__imul__(2)),
+    "in parts with counters of their own": written_parts,
+    "by the cells of a GRU": lambda m, x: m.gru(x)[0],
+    "by the cells of a packed LSTM": lambda m, x: m.lstm(pack_sequence([x, x[:3], x[:2]]))[0].data,
+}
+
+
+@pytest.mark.parametrize("function", WRITTEN.values(), ids=WRITTEN)
+def test_a_storage_written_between_two_saves_is_moved_twice(function: Any) -> None:
+    torch.manual_seed(0)
+    body = Body(function)
+    body.gru, body.lstm = nn.GRU(WIDTH, WIDTH), nn.LSTM(WIDTH, WIDTH)
+    value, gradients = torch.randn(8, WIDTH), []
+    for call in (body, enclosed(body)[1].block):
         x = value.clone().requires_grad_()
-        body(x).sum().backward()
-        gradients.append(x.grad)
-    assert torch.equal(*gradients)  # type: ignore[arg-type]
+        call(x).square().sum().backward()
+        gradients.append([x.grad, *(p.grad for p in body.parameters())])
+        body.zero_grad()
+    for expected, actual in zip(*gradients, strict=True):
+        assert expected is actual is None or torch.equal(expected, actual)  # type: ignore[arg-type]
 
 
 def test_fake_tensors_are_moved_alike() -> None:

@@ -20,7 +20,7 @@ SAVED, RECOMPUTED = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUT
 
 
 def policy_of(monkeypatch: pytest.MonkeyPatch, fired: set[str]) -> Any:
-    """Return the policy that one call of a region hands to torch."""
+    """Return the policy that one call of a region hands to torch where a compiler records it."""
     given: list[Any] = []
 
     def contexts(policy: Any) -> tuple[None, None]:
@@ -28,6 +28,7 @@ def policy_of(monkeypatch: pytest.MonkeyPatch, fired: set[str]) -> Any:
         return None, None
 
     monkeypatch.setattr(policy_module, "create_selective_checkpoint_contexts", contexts)
+    monkeypatch.setattr(policy_module, "_is_traced", lambda: True)
     selective_contexts(resolve(("aten.mm.default",), 2), fired)
     return given[0]
 
