@@ -32,6 +32,7 @@ from harness.command_line.schema import (
     swept_variants,
     to_yaml,
     without_idle_options,
+    words_of_found,
 )
 from harness.command_line.unknown_option import UnknownOptionError
 from harness.errors import ConfigError, MissingPackageError, UnplannedError
@@ -87,6 +88,7 @@ class _Command:
         result: outcome of the trials; `None` where nothing had to run.
         has_defect: whether a defect of ours kept a point from being planned.
         status: exit status of a command that ran nothing.
+        told: blocks of models that were found and said.
     """
 
     program: str = "acbench"
@@ -99,6 +101,7 @@ class _Command:
     result: Result | None = None
     has_defect: bool = False
     status: int = 0
+    told: set[str] = field(default_factory=set)
 
 
 _command: ContextVar[_Command] = ContextVar("_command")
@@ -181,6 +184,7 @@ def point(
     resolved: dict[str, Any] = encode(as_refused(fields))
     try:
         experiment = materialise(fields)
+        _tell(words_of_found(fields))
         resolved = experiment.to_dict()
         if launcher is not None:
             launcher.check(experiment.mesh)
@@ -204,6 +208,14 @@ def point(
         yaml=to_yaml(resolved),
         hardware=hardware_of(config),
     )
+
+
+def _tell(found: str | None) -> None:
+    """Say on stderr which blocks were found, once a command."""
+    command = _command.get(None)
+    if found is not None and command is not None and found not in command.told:
+        command.told.add(found)
+        sys.stderr.write(f"{command.program}: {found}\n")
 
 
 @hydra.main(version_base="1.3", config_path=str(_CONF), config_name="config")

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
@@ -30,6 +31,7 @@ from harness.records.store import check_name
 from harness.report.wandb.publisher import Tracker
 from harness.sweep.launch import Run
 from strategies import ac_variants, chunk_variants, shard_variants
+from strategies.regions import block_search
 
 LAUNCHERS: Mapping[str, type[Any]] = {"local": Local, "slurm": Slurm, "slurm_packed": SlurmPacked}
 """Launchers by the option of `hydra/launcher` that chooses them."""
@@ -93,7 +95,10 @@ def materialise(fields: Mapping[str, Any]) -> Experiment:
     Raises:
         ConfigError: an unknown option, a wrong type, a value out of range, an impossible combination.
         StrategyError: the same, found by a strategy.
+
+    Where `model.layers_fqn` is null, the blocks are looked for, and all options that refer to it follow.
     """
+    fields = _with_blocks(fields)
     model: ModelSpec = _choose("model", "family", families(), fields["model"])
     scalars = {field.name: fields[field.name] for field in dataclasses.fields(Recipe) if field.name in fields}
     if scalars.get("dtype", "") is None:
@@ -106,6 +111,53 @@ def materialise(fields: Mapping[str, Any]) -> Experiment:
         protocol=_construct("protocol", Protocol, fields["protocol"]),
         **_typed("", Recipe, scalars),
     )
+
+
+def words_of_found(fields: Mapping[str, Any]) -> str | None:
+    """Return which blocks `materialise` finds, as options; `None` where the fields name them."""
+    if not _seeks_blocks(fields):
+        return None
+    found = _found_blocks(_Written(text=repr(fields["model"]), value=fields["model"]))
+    if found is None:
+        return "model.layers_fqn='' (no blocks found)"
+    named = f" ac.module_classes=[{','.join(found.module_classes)}]" if found.module_classes else ""
+    return f"model.layers_fqn={found.layers_fqn or repr('')}{named} (found: {found.words})"
+
+
+def _seeks_blocks(fields: Mapping[str, Any]) -> bool:
+    model = fields["model"]
+    return isinstance(model, Mapping) and "layers_fqn" in model and model["layers_fqn"] is None
+
+
+def _with_blocks(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `fields` with the blocks that are found where they name none.
+
+    Raises:
+        ConfigError: as of `materialise`, about the model.
+    """
+    if not _seeks_blocks(fields):
+        return fields
+    found = _found_blocks(_Written(text=repr(fields["model"]), value=fields["model"]))
+    layers_fqn = "" if found is None else found.layers_fqn
+    filled = {
+        name: {**group, "layers_fqn": layers_fqn}
+        if isinstance(group, Mapping) and group.get("layers_fqn", "") is None
+        else group
+        for name, group in fields.items()
+    }
+    ac = fields["ac"]
+    takes_classes = ac != filled["ac"] and not ac.get("module_classes", ("no such option",))
+    if found is not None and takes_classes and fields["wrap_order"] != "call_site":
+        filled["ac"]["module_classes"] = list(found.module_classes)
+    return filled
+
+
+@functools.lru_cache(maxsize=64)
+def _found_blocks(model: _Written) -> block_search.FoundBlocks | None:
+    """Return the blocks of a model: points of a sweep share it, and a factory takes time."""
+    spec: ModelSpec = _choose("model", "family", families(), {**model.value, "layers_fqn": ""})
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        return block_search.search_blocks(spec.build())
 
 
 def swept_variants(points: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:

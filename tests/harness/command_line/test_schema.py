@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from harness.command_line.schema import Settings, settings, to_yaml, without_idle_options
+from harness.command_line.schema import (
+    Settings,
+    experiment_fields,
+    settings,
+    to_yaml,
+    without_idle_options,
+    words_of_found,
+)
 from harness.command_line.unknown_option import CHOICE_KEYS
 from harness.experiment.data import data_specs
 from harness.experiment.mesh import Mesh
@@ -168,6 +175,62 @@ def test_defaults_of_the_main_file_are_those_of_the_classes() -> None:
 
 def test_blocks_are_those_of_the_model_unless_the_variant_says_otherwise() -> None:
     assert experiment_of("model=hf ac=full").ac == Full(layers_fqn="transformer.h")
+
+
+@pytest.mark.parametrize(
+    ("line", "layers_fqn", "classes"),
+    [
+        pytest.param(
+            "model=python model.factory=tests.harness.user_models:healthy", "layers", (), id="a factory"
+        ),
+        pytest.param(
+            "model=python model.factory=tests.harness.user_models:healthy model.layers_fqn=''",
+            "",
+            (),
+            id="none on purpose",
+        ),
+        pytest.param("model=hf model.config_class=LlamaConfig", "model.layers", (), id="transformers"),
+        pytest.param(
+            "model=hf model.config_class=T5Config", "decoder.block", ("T5Block",), id="two containers"
+        ),
+        pytest.param(
+            "model=hf model.config_class=T5Config ac.layers_fqn=encoder.block",
+            "decoder.block",
+            (),
+            id="those that ac names",
+        ),
+        pytest.param(
+            "model=hf model.config_class=T5Config ac.module_classes=[T5Stack]",
+            "decoder.block",
+            ("T5Stack",),
+            id="classes",
+        ),
+    ],
+)
+def test_blocks_are_found_where_nobody_names_them(
+    line: str, layers_fqn: str, classes: tuple[str, ...]
+) -> None:
+    resolved = point_of(f"{line} ac=full").resolved
+    assert resolved["model"]["layers_fqn"] == layers_fqn
+    assert resolved["ac"]["module_classes"] == list(classes)
+    assert resolved["ac"]["layers_fqn"] == ("encoder.block" if "ac.layers_fqn" in line else layers_fqn)
+
+
+def test_a_trial_with_found_blocks_is_the_one_that_names_them() -> None:
+    line = "model=python model.factory=tests.harness.user_models:healthy ac=full"
+    assert point_of(line).trial_id == point_of(f"{line} model.layers_fqn=layers").trial_id
+
+
+def test_found_blocks_are_words_of_a_command() -> None:
+    found, named = (
+        experiment_fields(composed(["model=hf", *more])) for more in ([], ["model.layers_fqn=transformer.h"])
+    )
+    assert words_of_found(found) == "model.layers_fqn=transformer.h (found: 2 GPT2Block)"
+    assert words_of_found(named) is None
+    t5 = experiment_fields(composed(["model=hf", "model.config_class=T5Config"]))
+    assert (
+        words_of_found(t5) == "model.layers_fqn=decoder.block ac.module_classes=[T5Block] (found: 4 T5Block)"
+    )
 
 
 def test_lists_become_tuples() -> None:

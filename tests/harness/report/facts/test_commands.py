@@ -31,12 +31,18 @@ CASES = {
         """acbench model=python 'model.layers_fqn='"'"'null'"'"'' 'model.factory='"'"'a.b:make'"'"''""",
     ),
     "a name and arguments of the user's": (
-        ["model=python", "model.factory=a.b:make", "model.name=wide", "++model.kwargs.width=4"],
-        """acbench model=python model.name=wide 'model.factory='"'"'a.b:make'"'"'' 'model.kwargs={width: 4}'""",  # noqa: E501
+        [
+            "model=python",
+            "model.factory=a.b:make",
+            "model.name=wide",
+            "model.layers_fqn=x",
+            "++model.kwargs.width=4",
+        ],
+        """acbench model=python model.name=wide model.layers_fqn=x 'model.factory='"'"'a.b:make'"'"'' 'model.kwargs={width: 4}'""",  # noqa: E501
     ),
     "a dtype where the model's own is usual": (
-        ["model=python", "model.factory=a.b:make", "dtype=fp32"],
-        """acbench model=python 'model.factory='"'"'a.b:make'"'"'' dtype=fp32""",
+        ["model=python", "model.factory=a.b:make", "model.layers_fqn=x", "dtype=fp32"],
+        """acbench model=python model.layers_fqn=x 'model.factory='"'"'a.b:make'"'"'' dtype=fp32""",
     ),
     "scalars": (
         ["learning_rate=3e-4", "dtype=bf16", "seed=7"],

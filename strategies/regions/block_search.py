@@ -1,0 +1,211 @@
+"""Which modules of a model are its blocks: found from the tree of modules, without running anything.
+
+A block is a child of an outermost container, and has children and parameters itself. A container of stages,
+which are not alike, is entered: its stages hold the blocks. Modules of the same class elsewhere, such as the
+middle of a U-shaped network, are blocks too. Without such a container the blocks are the outermost class of
+which there are several, or else the children of a list or dictionary, whatever they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from torch import nn
+
+from strategies.regions.blocks import CONTAINERS, plain_class, plain_named_modules
+
+_LEAST_SHARE = 0.02
+"""Of the parameters of all blocks, those in a container that is no more than a stem."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundBlocks:
+    """The blocks of a model, and the options that name them.
+
+    Fields:
+        classes: class name of each block by its FQN, in the order of the model.
+        layers_fqn: the container with most of them; empty where no container holds them.
+        module_classes: the classes of all blocks where they are no children of one container; else empty.
+    """
+
+    classes: Mapping[str, str]
+    layers_fqn: str
+    module_classes: tuple[str, ...]
+
+    @property
+    def words(self) -> str:
+        """Return how many there are of each class, `12 GPTBlock`."""
+        return counted(self.classes)
+
+
+def counted(classes: Mapping[str, str]) -> str:
+    """Return how many modules there are of each class, `6 EncoderLayer and 6 DecoderLayer`."""
+    return " and ".join(f"{count} {name}" for name, count in Counter(classes.values()).items())
+
+
+def search_blocks(model: nn.Module) -> FoundBlocks | None:
+    """Return the blocks of a plain model on any device; `None` where it has nothing that repeats.
+
+    Two containers are one set of blocks by their classes. A container with less than 2 % of the parameters
+    of all blocks is left out.
+    """
+    modules = dict(plain_named_modules(model))
+    chosen = _entered(modules, _without_small(modules, _outermost(modules, "")))
+    if not chosen:
+        chosen = _repeated_class(modules) or _listed(modules)
+    if not chosen:
+        return None
+    classes = {fqn: plain_class(modules[fqn]).__name__ for fqn in chosen}
+    box = _largest_box(modules, chosen)
+    inside = {fqn: name for fqn, name in classes.items() if box and _box_of(fqn) == box}
+    everywhere = _everywhere(modules, set(classes.values()))
+    if everywhere is None or everywhere == inside:
+        # where classes nest they name no blocks, and one container has to do
+        return FoundBlocks(classes=inside, layers_fqn=box, module_classes=()) if box else None
+    return FoundBlocks(
+        classes=everywhere, layers_fqn=box, module_classes=tuple(dict.fromkeys(everywhere.values()))
+    )
+
+
+def same_class_elsewhere(model: nn.Module, chosen: Mapping[str, nn.Module]) -> dict[str, str]:
+    """Return the class of each module that is beside the chosen ones and of a class of theirs, by FQN."""
+    classes = {plain_class(module).__name__ for module in chosen.values()} - _CONTAINER_NAMES
+    return {
+        fqn: plain_class(module).__name__
+        for fqn, module in plain_named_modules(model)
+        if fqn
+        and plain_class(module).__name__ in classes
+        and not any(is_under(fqn, block) or is_under(block, fqn) for block in chosen)
+    }
+
+
+def is_under(fqn: str, outer: str) -> bool:
+    """Whether a module is `outer` or lies in it."""
+    return not outer or f"{fqn}.".startswith(f"{outer}.")
+
+
+_CONTAINER_NAMES = {kind.__name__ for kind in CONTAINERS}
+
+
+def _may_be_block(module: nn.Module | None) -> bool:
+    """Whether a module has children, and parameters."""
+    return (
+        module is not None and any(True for _ in module.children()) and any(True for _ in module.parameters())
+    )
+
+
+def _blocks_in(modules: Mapping[str, nn.Module], box: str) -> list[str]:
+    """Return the FQNs of the children of a container that may be blocks."""
+    return [f"{box}.{name}" for name, child in modules[box].named_children() if _may_be_block(child)]
+
+
+def _outermost(modules: Mapping[str, nn.Module], inside: str) -> list[str]:
+    """Return the containers of blocks below `inside` that lie in no other such container."""
+    boxes: list[str] = []
+    for fqn, module in modules.items():
+        is_inside = fqn not in ("", inside) and is_under(fqn, inside)
+        if not is_inside or not isinstance(module, CONTAINERS) or any(is_under(fqn, box) for box in boxes):
+            continue
+        if _blocks_in(modules, fqn):
+            boxes.append(fqn)
+    return boxes
+
+
+def _without_small(modules: Mapping[str, nn.Module], boxes: list[str]) -> list[str]:
+    """Return the containers that hold more than a small share of what all of them hold."""
+    sizes = {box: _size(modules[box]) for box in boxes}
+    return [box for box, size in sizes.items() if size >= _LEAST_SHARE * sum(sizes.values())]
+
+
+def _entered(modules: Mapping[str, nn.Module], boxes: list[str]) -> list[str]:
+    """Return the blocks in these containers; one whose children are stages is entered."""
+    found: list[str] = []
+    for box in boxes:
+        children = _blocks_in(modules, box)
+        if _are_alike(modules, children):
+            found += children
+            continue
+        for child in children:
+            inner = [child] if isinstance(modules[child], CONTAINERS) else _outermost(modules, child)
+            inner = [each for each in inner if _blocks_in(modules, each)]
+            repeats = len(inner) == 1 and _repeats(modules, _blocks_in(modules, inner[0]))
+            found += _entered(modules, inner) if repeats else [child]
+    return found
+
+
+def _are_alike(modules: Mapping[str, nn.Module], children: list[str]) -> bool:
+    """Whether more than half of some modules have parameters of the same names and shapes as another one."""
+    alike = Counter(_shapes(modules[child]) for child in children)
+    return 2 * sum(count for count in alike.values() if count > 1) > len(children)
+
+
+def _repeats(modules: Mapping[str, nn.Module], children: list[str]) -> bool:
+    """Whether some modules are of one class, several of them."""
+    return len(children) > 1 and len({plain_class(modules[child]) for child in children}) == 1
+
+
+def _repeated_class(modules: Mapping[str, nn.Module]) -> list[str]:
+    """Return the modules of the outermost class of which there are several."""
+    by_class: dict[str, list[str]] = {}
+    for fqn, module in modules.items():
+        if fqn and _may_be_block(module) and not isinstance(module, CONTAINERS):
+            by_class.setdefault(plain_class(module).__name__, []).append(fqn)
+    several = (fqns for fqns in by_class.values() if len(fqns) > 1)
+    return next((fqns for fqns in several if not _is_nested(fqns)), [])
+
+
+def _listed(modules: Mapping[str, nn.Module]) -> list[str]:
+    """Return what a list or dictionary holds, several modules with parameters, where none has children."""
+    for fqn, module in modules.items():
+        if fqn and isinstance(module, nn.ModuleList | nn.ModuleDict):
+            children = dict(module.named_children())
+            if sum(any(True for _ in child.parameters()) for child in children.values()) > 1:
+                return [f"{fqn}.{name}" for name in children]
+    return []
+
+
+def _everywhere(modules: Mapping[str, nn.Module], classes: set[str]) -> dict[str, str] | None:
+    """Return all modules of some classes; `None` where one lies in another, or a class is of containers."""
+    if classes & _CONTAINER_NAMES:
+        return None
+    found = {
+        fqn: plain_class(module).__name__
+        for fqn, module in modules.items()
+        if fqn and plain_class(module).__name__ in classes
+    }
+    return None if _is_nested(list(found)) else found
+
+
+def _is_nested(fqns: list[str]) -> bool:
+    """Whether one of some FQNs, in the order of a model, lies in the one before it."""
+    return any(is_under(inner, outer) for outer, inner in pairwise(fqns))
+
+
+def _largest_box(modules: Mapping[str, nn.Module], chosen: list[str]) -> str:
+    """Return the container that holds most parameters of the chosen modules; empty where none holds any."""
+    sizes: Counter[str] = Counter()
+    for fqn in chosen:
+        box = _box_of(fqn)
+        if box and isinstance(modules[box], CONTAINERS):
+            sizes[box] += _size(modules[fqn])
+    return max(sizes, key=lambda box: sizes[box], default="")
+
+
+def _box_of(fqn: str) -> str:
+    return fqn.rpartition(".")[0]
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _shapes(module: nn.Module) -> tuple[object, ...]:
+    return tuple(_named_shapes(module))
+
+
+def _named_shapes(module: nn.Module) -> Iterator[object]:
+    for name, parameter in module.named_parameters():
+        yield name, tuple(parameter.shape)
