@@ -30,8 +30,8 @@ from bench.table import Column, table_of
 from bench.trials import PRELOAD, UNBUDGETED, experiments, records
 from harness.measure.environment import describe
 from harness.ranks.agent import Agent, sigterm_exits
+from harness.records.files import SHARED, write_atomically
 from harness.records.record import Record
-from harness.records.store import write_atomically
 
 _ROOT = Path(__file__).parents[1]
 _ALL = "not matrix and not slow"
@@ -246,7 +246,7 @@ def _write(path: Path, results: Mapping[str, Any]) -> None:
     }
     content = {"protocol": protocol, "environment": describe("cpu"), "results": results}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(content, indent=1) + "\n")
+    write_atomically(path, json.dumps(content, indent=1) + "\n", mode=SHARED)
 
 
 def _table(results: Mapping[str, Any]) -> Table:

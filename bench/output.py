@@ -13,7 +13,7 @@ import torch
 from rich.console import Console, RenderableType
 
 from harness.measure.environment import describe
-from harness.records.store import write_atomically
+from harness.records.files import SHARED, write_atomically
 
 _WIDTH = 160
 """Columns of a table that goes to a file: the longest row shall not be folded."""
@@ -63,4 +63,4 @@ def keep(
     """Write what there is so far to `path`; arguments are those of `publish`."""
     content = {"protocol": dict(protocol), "environment": describe(device), "results": results}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(content, indent=1) + "\n")
+    write_atomically(path, json.dumps(content, indent=1) + "\n", mode=SHARED)

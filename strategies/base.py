@@ -19,6 +19,8 @@ from typing import (
     runtime_checkable,
 )
 
+from strategies.text_files import read_text
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
@@ -315,8 +317,8 @@ def held_chunks(file: Path) -> Mapping[str, Any] | None:
         StrategyError: it cannot be read, or is no plan file.
     """
     try:
-        held = json.loads(file.read_text(encoding="utf-8"))["chunk"]
-    except (OSError, ValueError, KeyError, TypeError):
+        held = json.loads(read_text(file))["chunk"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise StrategyError("ac.plan_file", f"{str(file)!r} holds no plan of this version") from None
     return held if isinstance(held, dict) else None
 

@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 from harness.errors import ConfigError, require_one_of
 from harness.models.base import Batch, LanguageModelSpec, ModelSpec
+from harness.records.files import read_bytes
 
 Content = TypeVar("Content")
 
 _BYTE_VALUES = 256
+_MOST_BYTES = 2**30  # of a text, which is read whole; larger ones are for `data=tokens`
 _RAW_DTYPES = ("uint16", "uint32", "int32", "int64")
 _SCANNED_TOKENS = 1 << 24  # of a token file when a trial is checked; what is read later is checked then
 
@@ -109,7 +111,7 @@ class Text(DataSpec):
     def _bytes(self) -> bytes:
         if self.path is None:
             return (files("harness.experiment") / "texts" / "constitution.txt").read_bytes()
-        return _read(self.path, lambda path: path.read_bytes())
+        return _read(self.path, lambda path: read_bytes(path, _MOST_BYTES))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,6 +154,8 @@ class Tokens(DataSpec):
         return _windows(tokens, vocab_size=vocab_size, sequence_length=sequence_length, name=self.path)
 
     def _map(self, path: Path) -> NDArray[Any]:
+        if path.exists() and not path.is_file():
+            raise ValueError("is no file")
         if self.dtype is None:
             mapped: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
             return mapped

@@ -40,7 +40,7 @@ from harness.records.claims import (
     write_attempt,
     write_trouble,
 )
-from harness.records.private_files import read_private
+from harness.records.files import read_private
 from harness.records.record import Failure
 from harness.records.store import Store
 from harness.trial.trial_plan import BASELINES, TrialPlan

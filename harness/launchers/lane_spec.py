@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.launchers.resource_shape import Resources
 from harness.launchers.task import Task
 from harness.records.claims import folder_of
-from harness.records.private_files import write_private
+from harness.records.files import write_atomically
 from harness.records.store import Store
 
 PROGRAM = ("-c", "from harness.launchers.lane import main; main()")
@@ -61,5 +61,5 @@ class LaneSpec:
     def write(self) -> Path:
         """Write the spec to the submission's folder, for its user alone, and return its path."""
         path = self.folder / f"lane-{self.name}.pickle"
-        write_private(path, pickle.dumps(self))
+        write_atomically(path, pickle.dumps(self), within=self.root)
         return path

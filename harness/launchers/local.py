@@ -22,6 +22,7 @@ from harness.launchers.task import Task
 from harness.ranks.agent import Agent
 from harness.ranks.rank_report import RankReport
 from harness.records.claims import Submission, claimant, release
+from harness.records.files import new_file
 from harness.records.record import Record
 from harness.records.store import Store
 
@@ -201,7 +202,7 @@ def _start(spec: LaneSpec, slice_: Slice) -> subprocess.Popen[bytes]:
         visible = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
         names = [visible[gpu] if len(visible) > gpu and visible[gpu] else str(gpu) for gpu in gpus]
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(names)
-    with (spec.folder / f"lane-{spec.name}.log").open("wb") as log:
+    with new_file(spec.folder / f"lane-{spec.name}.log", within=spec.root) as log:
         return subprocess.Popen(  # noqa: S603 (our own program)
             [*COMMAND, str(spec.write())],
             env=environment,

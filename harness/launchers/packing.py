@@ -204,7 +204,7 @@ class Packer:
 
     def stop(self) -> None:
         """Let the lanes end after their running trials."""
-        self._stop_file.touch()
+        self.packing.store.write_file(self._stop_file, "")
 
     @property
     def _stop_file(self) -> Path:

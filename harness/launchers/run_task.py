@@ -20,8 +20,9 @@ from harness.ranks.node_report import NO_RESULT
 from harness.ranks.rank_report import PHASES, read_kept, read_reports
 from harness.ranks.start import RankJob
 from harness.records.claims import read_attempt
+from harness.records.files import make_folder
 from harness.records.record import Ending, Failure, Identity, Record, build, refused
-from harness.records.store import Store, write_atomically
+from harness.records.store import Store
 from harness.trial.links import Link, chain
 from harness.trial.trial_plan import BASELINES, ENTRY, TrialPlan
 
@@ -81,7 +82,7 @@ def _run(
 ) -> Record:
     """Run a trial that is claimed and locked, and write its record."""
     trial_dir = store.prepare(task.trial_id)
-    write_atomically(trial_dir / "experiment.yaml", task.yaml)
+    store.write_file(trial_dir / "experiment.yaml", task.yaml)
     predicted = foreseen(task.experiment, task.hardware, call)
     started_at = now()
     environment = _environment(task, job)
@@ -174,8 +175,8 @@ def _write(task: Task, record: Record, store: Store) -> None:
     """Write a record that no agent has written, with the experiment beside it, where that is possible."""
     folder = store.trial_dir(task.trial_id)
     with suppress(OSError):  # who asked has the record; the same command runs the trial again
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / "experiment.yaml", task.yaml)
+        make_folder(folder, within=store.root)
+        store.write_file(folder / "experiment.yaml", task.yaml)
         store.write(record)
 
 

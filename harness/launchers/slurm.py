@@ -315,7 +315,7 @@ def stop(store: Store, flights: Sequence[InFlight], mine: Collection[str]) -> No
     for submission in {flight.submission for flight in flights}:
         if submission in mine or not is_held(store, submission):
             jobs = {flight.job for flight in flights if flight.job and flight.submission == submission}
-            (folder_of(store, submission) / STOP).touch()
+            store.write_file(folder_of(store, submission) / STOP, "")
             with suppress(slurm.SlurmUnreachableError):  # its lanes read the file
                 slurm.cancel(jobs, pending_only=True)
 

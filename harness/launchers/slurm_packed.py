@@ -27,7 +27,7 @@ from harness.launchers.resource_shape import Resources, Shape, by_shape, shape_o
 from harness.launchers.slurm import OnSlurm, absolute_sys_path
 from harness.launchers.task import Task
 from harness.records.claims import Submission, folder_of
-from harness.records.private_files import read_private, write_private
+from harness.records.files import read_private, write_atomically
 from harness.records.record import Record
 from harness.records.store import Store
 
@@ -128,7 +128,7 @@ class SlurmPacked(OnSlurm):
         """Submit the job that packs all trials."""
         load = self.load(sweep, submission, self._allocation(tasks), tasks)
         folder = folder_of(sweep.store, submission.id).absolute()
-        write_private(folder / _LOAD, pickle.dumps(load))
+        write_atomically(folder / _LOAD, pickle.dumps(load), within=sweep.store.root.absolute())
         request = self.request(
             submission,
             nodes=load.allocation.nodes,

@@ -24,6 +24,7 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError, JobPaths
 
 from harness.errors import ConfigError
 from harness.launchers.slurm_client import JobOptions, cancel, max_array_size
+from harness.records.files import make_folder
 
 _USERS_CHOICE = ("account", "partition", "qos", "constraint", "reservation")
 """Options for which a user's `SBATCH_...` variable counts, unless the request has its own value. What else
@@ -117,7 +118,7 @@ def _submit_array(calls: Sequence[JobCall], request: Request, folder: Path) -> l
     """Submit the calls as one array of jobs; return the id of each."""
     executor = SlurmExecutor(folder, python=request.python)
     executor.update_parameters(**_parameters(request, calls))
-    JobPaths.get_first_id_independent_folder(folder).mkdir(parents=True, exist_ok=True)
+    make_folder(JobPaths.get_first_id_independent_folder(folder), within=folder.parent)
     is_array = len(calls) > 1
     if is_array:
         executor.parameters["map_count"] = len(calls)

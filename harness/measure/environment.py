@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import runpy
+import stat
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -189,6 +190,8 @@ def _source_digest() -> str:
 def _fingerprint(path: Path) -> str:
     """Return the start of the SHA-256 of the content; of a large file, its size and time of change."""
     status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        return "no file"  # whoever reads it refuses it
     if status.st_size > _READ_BYTES:
         return f"{status.st_size} bytes, {status.st_mtime_ns} ns"
     return hashlib.sha256(path.read_bytes()).hexdigest()[:_ID_DIGITS]

@@ -24,8 +24,9 @@ from harness.ranks.culprit import Outcome, decide_nodes
 from harness.ranks.forkserver import ForkServer, ForkServerError
 from harness.ranks.live_ranks import HaltCheck, LiveRanks, Watch, late_halt
 from harness.ranks.node_report import Halt, NodeReport
-from harness.ranks.rank_report import kept_path, read_reports, report_path
+from harness.ranks.rank_report import forget, read_reports
 from harness.ranks.start import RankJob, RankStart, Rendezvous
+from harness.records.files import make_folder
 
 PRELOAD = ("harness.ranks.entry",)
 
@@ -177,10 +178,9 @@ def sigterm_exits() -> Iterator[None]:
 
 def _clear(job: RankJob) -> None:
     """Remove the reports of an earlier run of these ranks."""
-    job.trial_dir.mkdir(parents=True, exist_ok=True)
+    make_folder(job.trial_dir, within=job.trial_dir.parent)
     for rank in job.local:
-        report_path(job.trial_dir, rank).unlink(missing_ok=True)
-        kept_path(job.trial_dir, rank).unlink(missing_ok=True)
+        forget(job.trial_dir, rank)
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ from harness.ranks.last_words import last_words
 from harness.ranks.network_interface import LOOPBACK, VARIABLE, use_interface_to
 from harness.ranks.rank_report import PHASES, RankReport, keep, kept_path, log_path
 from harness.ranks.start import STACK_SIGNAL, RankStart, Rendezvous
+from harness.records.files import new_file, remove
 
 _HEARTBEAT_S = 0.2
 _LEAVE_S = 5.0
@@ -97,7 +98,7 @@ class RankContext:
             TypeError: `result` is not made of JSON values.
         """
         self._write("ok", result=result)
-        kept_path(self.trial_dir, self.rank).unlink(missing_ok=True)
+        remove(kept_path(self.trial_dir, self.rank), within=self.trial_dir.parent)
         self._is_ok = True
 
     def __enter__(self) -> Self:
@@ -158,10 +159,9 @@ def main(start: RankStart) -> NoReturn:
 
 def _redirect(log: Path) -> None:
     """Send what Python and C++ print to `log`, line by line."""
-    descriptor = os.open(log, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND, 0o644)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
+    with new_file(log, within=log.parents[1]) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
     sys.stdout, sys.stderr = (
         open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115 (a descriptor; lives as long as the process)
         for number in (1, 2)

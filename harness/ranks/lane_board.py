@@ -1,7 +1,7 @@
 """The board of a lane: JSON values by name, on node 0, which the lane's other nodes read and write.
 
 It listens on the interface of the cluster alone. Its address and its secret, a fresh one for every start of a
-lane, are in a file that only the user of the lane can read (`private_files`); every message is sealed with
+lane, are in a file that only the user of the lane can read (`records.files`); every message is sealed with
 the secret (`sealed_messages`). What a stranger sends is refused and named on stderr.
 """
 
@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from harness.ranks.sealed_messages import SECRET_BYTES, RefusedMessageError, SealedConnection
 from harness.records.fields import decode
-from harness.records.private_files import read_private, write_private
+from harness.records.files import read_private, write_atomically
 
 _FIRST_MESSAGE_S = 10.0
 _ANSWER_S = 30.0
@@ -192,7 +192,7 @@ def hosting(host: str, address: Path) -> Iterator[HostedBoard]:
         board = HostedBoard(host, listener, secret)
         found = _Address(host=host, port=listener.getsockname()[1], secret=secret.hex())
         try:
-            write_private(address, json.dumps(asdict(found)).encode())
+            write_atomically(address, json.dumps(asdict(found)))
             yield board
         finally:
             board.close()

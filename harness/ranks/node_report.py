@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from harness.records.fields import decode
-from harness.records.store import write_atomically
+from harness.records.files import write_atomically
 
 NO_RESULT = "no result within"
 """Beginning of the message of a halt at the trial's own deadline."""
@@ -96,4 +96,6 @@ class NodeReport:
 
     def write(self, folder: Path) -> None:
         """Replace the node's file in `folder` at once."""
-        write_atomically(folder / f"node{self.node_rank}.json", json.dumps(asdict(self)))
+        write_atomically(
+            folder / f"node{self.node_rank}.json", json.dumps(asdict(self)), within=folder.parent
+        )

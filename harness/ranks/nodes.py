@@ -30,6 +30,7 @@ from harness.ranks.node_report import Halt, NodeReport
 from harness.ranks.rank_report import RankReport, read_reports, report_path
 from harness.ranks.start import RankJob
 from harness.records.fields import decode
+from harness.records.files import remove
 
 _POLL_S = 0.05
 _BEAT_S = 0.5
@@ -95,7 +96,7 @@ class Director:
         """
         turn = next(self._turns)
         for rank in range(job.total):  # what an earlier attempt left is no report of this one
-            report_path(job.trial_dir, rank).unlink(missing_ok=True)
+            remove(report_path(job.trial_dir, rank), within=job.trial_dir.parent)
         with hosted(self._board.host) as (host, port):
             self._board.set(f"turn{turn}", asdict(_Turn(job=words, host=host, port=port)))
             watch = _Watch(self._board, turn, others=range(1, len(self._hosts)), halt=self._halt)

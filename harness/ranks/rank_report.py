@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.records.fields import decode
+from harness.records.files import read_text, remove, write_atomically
 
-_MODE = 0o644  # whatever umask the user's code has set: the agent reads it
+_MOST_BYTES = 256 * 2**20  # of a report; it holds what its rank has measured
 PHASES = ("build", "instrument", "parity", "timing")
 
 
@@ -66,6 +66,12 @@ def kept_path(folder: Path, rank: int) -> Path:
     return folder / f"measured{rank}.json"
 
 
+def forget(folder: Path, rank: int) -> None:
+    """Remove what an earlier run of `rank` has reported and kept."""
+    for path in (report_path(folder, rank), kept_path(folder, rank)):
+        remove(path, within=folder.parent)
+
+
 def keep(folder: Path, rank: int, measured: dict[str, Any]) -> None:
     """Write what `rank` has measured so far, for a trial whose time is over before its end.
 
@@ -83,14 +89,7 @@ def read_kept(folder: Path, world_size: int) -> list[dict[str, Any]]:
 
 def _replace(path: Path, text: str, *, is_final: bool) -> None:
     """Replace a file at once; a final one also survives the machine."""
-    temporary = path.with_name(f".{path.name}")
-    with temporary.open("w", encoding="utf-8") as file:
-        os.fchmod(file.fileno(), _MODE)
-        file.write(text)
-        if is_final:
-            file.flush()
-            os.fsync(file.fileno())
-    temporary.replace(path)
+    write_atomically(path, text, within=path.parents[1], is_durable=is_final)
 
 
 def log_path(folder: Path, rank: int) -> Path:
@@ -121,8 +120,6 @@ def _read(path: Path) -> RankReport | None:
 def _read_json(path: Path) -> Any:
     """Return the JSON value in a file, which another node may replace or remove meanwhile; else `None`."""
     try:
-        if not path.is_file():  # to open a pipe would wait for whoever writes to it
-            return None
-        return json.loads(path.read_text("utf-8"))
+        return json.loads(read_text(path, _MOST_BYTES))
     except (OSError, ValueError, RecursionError):
         return None

@@ -18,23 +18,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from harness.records import files
 from harness.records.fields import decode, encode
 from harness.records.record import Record
-from harness.records.store import (
-    ATTEMPT,
-    CLAIM,
-    LOCK,
-    SUBMISSIONS,
-    Store,
-    opened_lock,
-    write_atomically,
-)
+from harness.records.store import ATTEMPT, CLAIM, LOCK, SUBMISSIONS, Store
 
 T = TypeVar("T")
 
 DRIVEN = "driven"
 """The launcher, in their files, of submissions whose driver runs the trials itself."""
 
+_MOST_BYTES = 16 * 2**20  # of one of these files; a submission names each of its trials
 _POLL_S = 0.05
 _ABOUT_TO_S = 5.0
 """Longest time that a lane takes from the trial's lock to writing its attempt."""
@@ -120,8 +114,8 @@ def folder_of(store: Store, submission: str) -> Path:
 def write_submission(store: Store, submission: Submission) -> None:
     """Write what is known of a submission, replacing what was known before."""
     folder = folder_of(store, submission.id)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "submission.json", json.dumps(encode(submission)))
+    files.make_folder(folder, within=store.root)
+    store.write_file(folder / "submission.json", json.dumps(encode(submission)))
 
 
 def read_submission(store: Store, submission: str) -> Submission | None:
@@ -132,7 +126,7 @@ def read_submission(store: Store, submission: str) -> Submission | None:
 @contextmanager
 def holding(store: Store, submission: str) -> Iterator[None]:
     """Hold the lock of a submission while its driver lives; the kernel releases it when the driver dies."""
-    with opened_lock(folder_of(store, submission) / LOCK) as file:
+    with files.opened_lock(folder_of(store, submission) / LOCK, within=store.root) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -140,7 +134,7 @@ def holding(store: Store, submission: str) -> Iterator[None]:
 def is_held(store: Store, submission: str) -> bool:
     """Return whether the driver of a submission lives, as far as this user may know."""
     try:
-        file = opened_lock(folder_of(store, submission) / LOCK)
+        file = files.opened_lock(folder_of(store, submission) / LOCK, within=store.root)
     except OSError:
         return False
     with file:
@@ -174,9 +168,9 @@ def claim(store: Store, trial_ids: Iterable[str], submission: str) -> None:
     """
     for trial_id in trial_ids:
         folder = store.trial_dir(trial_id)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / CLAIM, json.dumps({"submission": submission}))
-        (folder / ATTEMPT).unlink(missing_ok=True)
+        files.make_folder(folder, within=store.root)
+        store.write_file(folder / CLAIM, json.dumps({"submission": submission}))
+        files.remove(folder / ATTEMPT, within=store.root)
 
 
 def claim_unless_begun(store: Store, trial_id: str, submission: Submission) -> Attempt | None:
@@ -208,12 +202,12 @@ def release(store: Store, trial_id: str, submission: str) -> None:
     """End the claim of a submission on a trial; that of another one stands."""
     if claimant(store, trial_id) == submission:
         with suppress(OSError):  # the claim of a submission that is over means nothing
-            (store.trial_dir(trial_id) / CLAIM).unlink()
+            files.remove(store.trial_dir(trial_id) / CLAIM, within=store.root)
 
 
 def write_attempt(store: Store, trial_id: str, attempt: Attempt) -> None:
     """Write that a trial starts, or how its attempt ended."""
-    write_atomically(store.trial_dir(trial_id) / ATTEMPT, json.dumps(encode(attempt)))
+    store.write_file(store.trial_dir(trial_id) / ATTEMPT, json.dumps(encode(attempt)))
 
 
 def read_attempt(store: Store, trial_id: str, submission: str) -> Attempt | None:
@@ -224,7 +218,7 @@ def read_attempt(store: Store, trial_id: str, submission: str) -> Attempt | None
 
 def write_trouble(store: Store, trial_id: str, submission: str, trouble: Trouble) -> None:
     """Write into the submission's folder that a trial's own cannot be used."""
-    write_atomically(_trouble_path(store, trial_id, submission), json.dumps(encode(trouble)))
+    store.write_file(_trouble_path(store, trial_id, submission), json.dumps(encode(trouble)))
 
 
 def read_trouble(store: Store, trial_id: str, submission: str) -> Trouble | None:
@@ -259,8 +253,6 @@ def _trouble_path(store: Store, trial_id: str, submission: str) -> Path:
 def _read(cls: type[T], path: Path) -> T | None:
     """Return what a file says; `None` where it is missing, torn or none of ours."""
     try:
-        if not path.is_file():  # to open a pipe would wait for whoever writes to it
-            return None
-        return decode(cls, json.loads(path.read_text(encoding="utf-8")), path.name)
+        return decode(cls, json.loads(files.read_text(path, _MOST_BYTES)), path.name)
     except (OSError, ValueError, RecursionError):
         return None

@@ -5,19 +5,16 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import re
-import shutil
-import stat
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from harness.errors import ConfigError
+from harness.records import files
 from harness.records.record import Record, validate
 
 RECORD = "record.json"
@@ -40,6 +37,9 @@ SUBMISSIONS = ".submissions"
 FINISHED = ("ok", "oom", "refused")
 """Statuses that are results. A trial that failed, timed out or lost a rank runs again, as make runs what
 failed; `rerun=true` runs any."""
+
+MOST_BYTES = 64 * 2**20
+"""Size up to which a record is read; timelines of large models take 2 MiB."""
 
 _ESCAPED_HALF = re.compile(r"\\u[dD]")
 _HALF = re.compile("[\ud800-\udfff]")
@@ -102,9 +102,7 @@ class Store:
             ConfigError: naming `outputs_dir` and what the operating system said.
         """
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.root) as probe:
-                fcntl.flock(probe, fcntl.LOCK_EX)
+            files.require_writable(self.root)
         except OSError as error:
             raise ConfigError("outputs_dir", f"cannot write {str(self.root)!r}: {error.strerror}") from error
 
@@ -121,8 +119,8 @@ class Store:
             OSError: there can be no such lock, or this user may not open it.
         """
         folder = self.root if trial_id is None else self.trial_dir(trial_id)
-        folder.mkdir(parents=True, exist_ok=True)
-        with opened_lock(folder / LOCK) as file:
+        files.make_folder(folder, within=self.root)
+        with files.opened_lock(folder / LOCK, within=self.root) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -149,13 +147,17 @@ class Store:
             OSError: something in the folder cannot be removed, or there can be no folder.
         """
         folder = self.trial_dir(trial_id)
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in folder.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            elif path.name not in {RECORD, MARKER, LOCK, CLAIM, ATTEMPT}:
-                path.unlink()
+        files.make_folder(folder, within=self.root)
+        files.clear(folder, within=self.root, but={RECORD, MARKER, LOCK, CLAIM, ATTEMPT})
         return folder
+
+    def write_file(self, path: Path, text: str) -> None:
+        """Write a file below the sweep's folder that others read as far as the user's umask lets them.
+
+        Raises:
+            OSError: it cannot be written; what stood there stands.
+        """
+        files.write_atomically(path, text, within=self.root, mode=files.SHARED)
 
     def write(self, record: Record) -> Path:
         r"""Write `record`, replacing an earlier one of the same trial, and return its path.
@@ -167,11 +169,11 @@ class Store:
             OSError: it cannot be written; an earlier record stands.
         """
         folder = self.trial_dir(record.trial_id)
-        folder.mkdir(parents=True, exist_ok=True)
+        files.make_folder(folder, within=self.root)
         text = json.dumps(record.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
         if (folder / RECORD).is_dir():
-            shutil.rmtree(folder / RECORD)
-        write_atomically(folder / RECORD, _HALF.sub(lambda half: rf"\\u{ord(half[0]):04x}", text) + "\n")
+            files.remove(folder / RECORD, within=self.root)
+        self.write_file(folder / RECORD, _HALF.sub(lambda half: rf"\\u{ord(half[0]):04x}", text) + "\n")
         return folder / RECORD
 
     def read(self, trial_id: str) -> Record:
@@ -182,7 +184,7 @@ class Store:
             OSError: this user may not read it.
             ValueError: the file is torn or foreign, or no file; the message says how.
         """
-        record = validate(parsed(_text_of(self.record_path(trial_id))))
+        record = validate(parsed(files.read_text(self.record_path(trial_id), MOST_BYTES)))
         if record.trial_id != trial_id:
             raise ValueError(f"record.trial_id: must be {trial_id!r} as its folder, got {record.trial_id!r}")
         return record
@@ -253,13 +255,6 @@ def _integer(digits: str) -> int:
     raise ValueError(f"an integer must have at most 64 bits, got {digits[:_MAX_DIGITS]}...")
 
 
-def _text_of(path: Path) -> str:
-    """Return the text of a plain file; to open a pipe would wait for whoever writes to it."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("is no file")
-    return path.read_text(encoding="utf-8")
-
-
 def check_name(name: str) -> None:
     """Refuse a sweep name that is not the name of one folder.
 
@@ -272,39 +267,3 @@ def check_name(name: str) -> None:
         raise ConfigError("name", f"must hold no path separator and no control character, got {name!r}")
     if len(name.encode()) > _MAX_NAME_BYTES:
         raise ConfigError("name", f"must be at most {_MAX_NAME_BYTES} bytes, got {len(name.encode())}")
-
-
-def opened_lock(path: Path) -> IO[bytes]:
-    """Return the file of a lock, made where it is missing; that of another user is locked for reading it.
-
-    Raises:
-        OSError: this user may not open it, or it is no file.
-    """
-    try:
-        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
-    except PermissionError:
-        return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` so that `path` holds, at any moment and after a crash, the old content or the new one.
-
-    Raises:
-        OSError: it cannot be written; the old content stands, and nothing is left beside it.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from harness.errors import ConfigError
 from harness.records.claims import is_abandoned
+from harness.records.files import SHARED, make_folder, write_atomically
 from harness.records.record import Record
-from harness.records.store import RECORD, Store, write_atomically
+from harness.records.store import RECORD, Store
 from harness.report.content.changes import changes
 from harness.report.content.contents import document
 from harness.report.content.fail_if import QUANTITIES, WORDS, FailIf, failing, parse
@@ -175,7 +176,7 @@ def _report(options: argparse.Namespace, sweeps: Sequence[SweepRecords], refresh
     root = options.sweeps[0]
     # into the sweep's folder, or one beside a file of records, of its name
     folder = options.out or (root.with_suffix("") if root.is_file() else root)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     writers: dict[str, Callable[[], None]] = {
         "html": lambda: _write(
             folder / f"{name}.html", to_html(content, records=records, refresh_s=refresh_s)
@@ -222,9 +223,10 @@ def _write_markdown(content: Document, folder: Path, name: str) -> None:
     """Write the page and its figures."""
     figures = [item for item in content.items if isinstance(item, Figure)]
     if figures:
-        (folder / _FIGURES).mkdir(exist_ok=True)
+        make_folder(folder / _FIGURES, within=folder)
     for figure in figures:
-        write_atomically(folder / _FIGURES / f"{figure.key}.svg", to_svg(figure))
+        path = folder / _FIGURES / f"{figure.key}.svg"
+        write_atomically(path, to_svg(figure), within=folder, mode=SHARED)
     _write(folder / f"{name}.md", to_markdown(content, _FIGURES))
 
 
@@ -242,7 +244,7 @@ def _send(options: argparse.Namespace) -> int:
 
 
 def _write(path: Path, text: str) -> None:
-    write_atomically(path, text)
+    write_atomically(path, text, mode=SHARED)
     sys.stderr.write(f"wrote {path}\n")
 
 

@@ -18,7 +18,7 @@ from harness.launchers.task import Point
 from harness.measure.environment import describe, environment_id
 from harness.ranks.agent import Agent
 from harness.records.record import Identity, Record, predicted_oom, refused
-from harness.records.store import Store, write_atomically
+from harness.records.store import Store
 from harness.report.wandb.publisher import Tracker, publish
 from harness.sweep.plan import plan_sweep
 
@@ -152,7 +152,7 @@ def _refuse(sweep: Sweep, point: Point, label: str) -> Record:
     record = kind(identity, str(point.refusal), at=now(), environment=environment)
     with suppress(OSError):  # its folder cannot be used; it would not have been for anything else
         trial_dir = sweep.store.prepare(point.trial_id)
-        write_atomically(trial_dir / "experiment.yaml", point.yaml)
+        sweep.store.write_file(trial_dir / "experiment.yaml", point.yaml)
         sweep.store.write(record)
     sweep.progress.point_finished(label, record.status, record.verdict)
     return record

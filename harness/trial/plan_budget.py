@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from harness.experiment.experiment import Experiment, name_of
 from harness.measure.step import instrument, runnable_step, write_plan
 from harness.measure.trainee import Trainee
 from harness.models.base import Batch
+from harness.records.files import make_folder, remove, write_atomically
 from harness.trial.planned_step import build, planned_step
 from harness.trial.steps import UNMEASURED_STEPS, warm_up
 from strategies import (
@@ -145,16 +145,16 @@ def _offered(
         yield []
         return
     if _is_first():
-        shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was cut off
-        folder.mkdir(parents=True)
+        remove(folder, within=folder.parent)  # of an attempt that was cut off
+        make_folder(folder, within=folder.parent)
         model, loss, _ = build(experiment, device)
         step = planned_step(beside_recomputation(experiment), model, loss, sample, device)
         for number, offer in enumerate(chunk.offers(model, sample.inputs, step)):
-            (folder / f"{number}.json").write_text(json.dumps({"chunk": offer}), encoding="utf-8")
+            write_atomically(folder / f"{number}.json", json.dumps({"chunk": offer}), within=folder.parent)
     _meet()
     yield sorted(folder.iterdir())
     if _is_first():
-        shutil.rmtree(folder)
+        remove(folder, within=folder.parent)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

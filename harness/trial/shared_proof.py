@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +16,9 @@ from harness.experiment.experiment import Experiment
 from harness.experiment.protocol import Protocol
 from harness.measure.environment import describe, environment_id
 from harness.records.fields import decode
+from harness.records.files import read_text, write_atomically
 from harness.records.parity_result import Parity
+from harness.records.store import MOST_BYTES
 from harness.trial.links import Link
 
 _DIGITS = 12
@@ -60,13 +61,11 @@ class SharedProof:
 
 def _read(path: Path) -> Parity | None:
     try:
-        return decode(Parity, json.loads(path.read_text(encoding="utf-8")), path.name)
-    except (OSError, ValueError):  # not there yet, or nothing that we have written
+        return decode(Parity, json.loads(read_text(path, MOST_BYTES)), path.name)
+    except (OSError, ValueError, RecursionError):  # not there yet, or nothing that we have written
         return None
 
 
 def _write(path: Path, parity: Parity) -> None:
-    own = path.with_name(f"{path.name}.{os.getpid()}")
     with suppress(OSError):  # a folder that nobody may write to
-        own.write_text(json.dumps(parity.as_json()), encoding="utf-8")
-        own.replace(path)
+        write_atomically(path, json.dumps(parity.as_json()))

@@ -18,6 +18,7 @@ from strategies.nested import nest_options, nested_forward, tape_listing
 from strategies.nested.nested_regions import Path, even_paths, parse_path, path_name
 from strategies.regions import blocks, region
 from strategies.regions.offload_kinds import OFFLOAD_KINDS, OffloadKind
+from strategies.text_files import read_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -265,8 +266,8 @@ def _kinds(offload: Mapping[OffloadKind, Sequence[Path]]) -> dict[Path, OffloadK
 def _read(file: str) -> Any:
     """Return what a YAML file of labels holds, or refuse the file."""
     try:
-        labels = yaml.safe_load(FilePath(file).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        labels = yaml.safe_load(read_text(FilePath(file)))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise StrategyError("ac.labels_file", f"cannot be read: {reason}") from error
     if labels is None:

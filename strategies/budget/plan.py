@@ -44,6 +44,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from strategies.base import StrategyError
+from strategies.text_files import read_text, write_text
 
 _WORDS = {"again": "recompute for each reader"}
 FORMAT = "acbench budget plan 7"
@@ -317,7 +318,7 @@ class Plan:
 
     def save(self, path: Path) -> None:
         """Write the plan to `path`, over what is there."""
-        path.write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
+        write_text(path, json.dumps(self.to_dict(), indent=1))
 
     @classmethod
     def load(cls, path: Path) -> Plan:
@@ -328,8 +329,8 @@ class Plan:
             OSError: it cannot be read.
         """
         try:
-            held = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
+            held = json.loads(read_text(path))
+        except (ValueError, RecursionError):
             held = {}
         return cls.from_dict(held if isinstance(held, dict) else {})
 

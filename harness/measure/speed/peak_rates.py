@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
 from harness.measure.speed.timing import clock_for
+from harness.records.files import read_text, write_once
 
+_MOST_BYTES = 2**16  # of a file that holds one rate
 _TERA = 1e12
 _MATMUL_SIZES = {"cpu": 1024, "cuda": 8192}
 _REPEATS = 5
@@ -106,12 +106,8 @@ def _measured_once(device: torch.device, dtype: torch.dtype, shared: Path) -> Pe
     if known is not None:
         return known
     measured = _measure(device, dtype)
-    own = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        own.write_text(json.dumps(asdict(measured)), encoding="utf-8")
-        with suppress(FileExistsError):
-            os.link(own, path)  # whoever is first decides
-        own.unlink()
+        write_once(path, json.dumps(asdict(measured)))
     except OSError:  # a folder that nobody may write to, a file system without links
         return measured
     return _read(path) or measured
@@ -119,8 +115,8 @@ def _measured_once(device: torch.device, dtype: torch.dtype, shared: Path) -> Pe
 
 def _read(path: Path) -> PeakRate | None:
     try:
-        return PeakRate(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):  # not there yet, or nothing that we have written
+        return PeakRate(**json.loads(read_text(path, _MOST_BYTES)))
+    except (OSError, ValueError, TypeError, RecursionError):  # not there yet, or nothing that we have written
         return None
 
 

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 from harness.records.claims import is_abandoned
+from harness.records.files import read_text
 from harness.records.record import Record, validate
 from harness.records.store import Store, Unreadable, parsed, trial_id
 from harness.report.facts.document import LinePart, Number, Statement, TrialName
@@ -23,6 +24,7 @@ from harness.report.facts.quantities import RATIO, STEP_TIME, Quantity
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
+_MOST_BYTES = 2**30  # of a file of records, which holds those of a whole plan
 _TRIAL_ID = re.compile(r"[0-9a-f]{12}")
 _NONE: Mapping[str, str] = MappingProxyType({})
 STRATEGIES = ("ac", "chunk", "shard", "wrap_order")
@@ -265,7 +267,7 @@ def named(records: Sequence[Record], *, number: int = 0) -> list[Entry]:
 def _kept(path: Path) -> list[Record]:
     """Return the records in one file, each trial once."""
     try:
-        values = parsed(path.read_text(encoding="utf-8"))
+        values = parsed(read_text(path, _MOST_BYTES))
         if not isinstance(values, list):
             _refuse(f"must be a list of records, got a {type(values).__name__}")
         return _each_once(_told_apart([_with_hardware(validate(value)) for value in values]))

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from harness.errors import optional_package
-from harness.records.store import write_atomically
+from harness.records.files import make_folder, write_atomically
 
 _EMBED = "window.acbenchEmbed = vegaEmbed;"
 _DIGITS = 12
@@ -36,7 +36,7 @@ def library() -> str:
     bundle: str = converter.javascript_bundle(_EMBED)
     script = "(() => {" + bundle.replace("</script", "<\\/script") + "})();"
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         write_atomically(path, script)
     return script
 

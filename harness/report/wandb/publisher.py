@@ -12,15 +12,17 @@ import os
 import secrets
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import IO
 
 from harness.errors import ConfigError, require_at_least, require_one_of
 from harness.process_tree import MARK, end_marked
 from harness.records.fields import decode
+from harness.records.files import make_private_folder, new_file, read_text
 from harness.records.record import Record
 from harness.records.store import MARKER, RECORD, Store
 from harness.report.wandb.server_answers import last_answer
@@ -33,6 +35,7 @@ LOG = "publisher.log"
 REPORT = "report.json"
 """File below `FOLDER` that names the records of the latest report, and its id in W&B."""
 
+_MOST_BYTES = 2**20  # of a marker
 _PACKAGES = ("wandb", "wandb_workspaces")
 _KEPT_SETTINGS = (
     "WANDB_API_KEY",
@@ -181,9 +184,9 @@ def _missing() -> str:
 def report_marker(store: Store) -> ReportMarker | None:
     """Return what is known of the sweep's report; `None` where none was written or the file is torn."""
     try:
-        value = json.loads((store.root / FOLDER / REPORT).read_text(encoding="utf-8"))
+        value = json.loads(read_text(store.root / FOLDER / REPORT, _MOST_BYTES))
         return decode(ReportMarker, value, REPORT)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
@@ -215,9 +218,9 @@ def pending(store: Store, *, online: bool) -> list[Record]:
 def marker_of(store: Store, trial_id: str) -> Marker | None:
     """Return the marker of a trial whose current record has offline files."""
     try:
-        value = json.loads((store.trial_dir(trial_id) / MARKER).read_text(encoding="utf-8"))
+        value = json.loads(read_text(store.trial_dir(trial_id) / MARKER, _MOST_BYTES))
         marker = decode(Marker, value, MARKER)
-    except (OSError, ValueError):  # absent, torn or foreign: publish again
+    except (OSError, ValueError, RecursionError):  # absent, torn or foreign: publish again
         return None
     is_current = marker.digest == store.digest(trial_id) and (store.root / marker.run_dir).is_dir()
     return marker if is_current else None
@@ -230,25 +233,35 @@ def is_sent(store: Store, marker: Marker) -> bool:
 
 def _run_publisher(root: Path, tracker: Tracker, modules: Sequence[str]) -> str | None:
     """Run programs one after the other, in a process each, and return what went wrong first."""
-    folder, end = root.resolve() / FOLDER, time.monotonic() + tracker.deadline_s
+    root = root.resolve()
+    folder, end = root / FOLDER, time.monotonic() + tracker.deadline_s
     began_s = time.time()
     code = 0
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / LOG).open("w", encoding="utf-8") as log:
-            for module in modules:
-                if code == 0:
-                    code = _ran(module, root.resolve(), tracker, log, deadline_s=end - time.monotonic())
-    except subprocess.TimeoutExpired:
-        answer = f"; {last_answer(folder, began_s)}" if tracker.name == "online" else ""
-        return f"the deadline of {tracker.deadline_s:g} s passed{answer}"
+        make_private_folder(folder, within=root)
+        with (
+            tempfile.TemporaryDirectory(prefix="acbench-", ignore_cleanup_errors=True) as place,
+            new_file(folder / LOG, within=root) as log,
+        ):
+            try:
+                for module in modules:
+                    if code == 0:
+                        left_s = end - time.monotonic()
+                        code = _ran(module, root, Path(place), tracker, log, deadline_s=left_s)
+            except subprocess.TimeoutExpired:
+                answer = f"; {last_answer(Path(place), began_s)}" if tracker.name == "online" else ""
+                return f"the deadline of {tracker.deadline_s:g} s passed{answer}"
     except OSError as error:  # no space, no permission: trouble of the tracker, not of the sweep
         return str(error)
     return None if code == 0 else _last_line(folder / LOG) or f"the publisher ended with {code}"
 
 
-def _ran(module: str, root: Path, tracker: Tracker, log: TextIO, *, deadline_s: float) -> int:
-    """Return the exit code; nothing that the process starts is left, however the waiting ends."""
+def _ran(module: str, root: Path, place: Path, tracker: Tracker, log: IO[bytes], *, deadline_s: float) -> int:
+    """Return the exit code; nothing that the process starts is left, however the waiting ends.
+
+    It works in `place`, an empty folder that is nobody else's: wandb reads settings from its working
+    directory, and Python modules, and a sweep's folder may be writable by others.
+    """
     arguments = [
         "--mode",
         tracker.name,
@@ -260,11 +273,12 @@ def _ran(module: str, root: Path, tracker: Tracker, log: TextIO, *, deadline_s: 
     arguments += [] if tracker.entity is None else ["--entity", tracker.entity]
     mark = secrets.token_hex(8)
     process = subprocess.Popen(  # noqa: S603 (our own module, no shell)
-        [sys.executable, "-m", f"harness.report.{module}", *arguments, "--", str(root)],
+        [sys.executable, "-P", "-m", f"harness.report.{module}", *arguments, "--", str(root)],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
-        env=_environment(root / FOLDER) | {MARK: mark},
+        cwd=place,
+        env=_environment(root / FOLDER, place) | {MARK: mark},
         start_new_session=True,
     )
     try:
@@ -275,8 +289,13 @@ def _ran(module: str, root: Path, tracker: Tracker, log: TextIO, *, deadline_s: 
         process.wait()
 
 
-def _environment(folder: Path) -> dict[str, str]:
-    """Return the environment of the publisher: the user's settings of W&B that matter, and ours."""
+def _environment(folder: Path, place: Path) -> dict[str, str]:
+    """Return the environment of the publisher: the user's settings of W&B that matter, and ours.
+
+    Args:
+        folder: the tracker's folder, where runs are staged.
+        place: where wandb looks for settings of a project, and leaves logs of its own.
+    """
     kept = {
         key: value
         for key, value in os.environ.items()
@@ -289,6 +308,7 @@ def _environment(folder: Path) -> dict[str, str]:
         "WANDB_ERROR_REPORTING": "false",
         "WANDB_DISABLE_GIT": "true",
         "WANDB_DISABLE_CODE": "true",
+        "WANDB_DIR": str(place),
         "WANDB_CACHE_DIR": str(folder / "cache"),
         "WANDB_DATA_DIR": str(folder / "data"),
     }

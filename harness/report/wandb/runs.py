@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -20,10 +19,10 @@ from pathlib import Path
 import wandb
 
 from harness.records.record import Record
-from harness.records.store import MARKER, Store, write_atomically
+from harness.records.store import MARKER, Store
 from harness.report.facts.flat_record import flat_config, flat_summary, history, tables
 from harness.report.facts.labels import point_label
-from harness.report.wandb.publisher import FOLDER, Marker, is_sent, marker_of, pending
+from harness.report.wandb.publisher import Marker, is_sent, marker_of, pending
 
 _STEPS = {"parity_step": ("loss",), "timed_pair": ("variant_step_time_s", "twin_step_time_s")}
 """Step metric of each history column: wandb's own counter runs over both kinds of rows."""
@@ -66,11 +65,11 @@ def publish_offline(store: Store, record: Record, *, project: str, entity: str |
     run_dir = Path(run.dir).parent
     run.finish()
     marker = Marker(digest=digest, run_dir=str(run_dir.relative_to(store.root)))
-    write_atomically(store.trial_dir(record.trial_id) / MARKER, json.dumps(asdict(marker)))
+    store.write_file(store.trial_dir(record.trial_id) / MARKER, json.dumps(asdict(marker)))
 
 
 def begun(arguments: Sequence[str] | None, description: str | None) -> tuple[argparse.Namespace, Store]:
-    """Return options and records of a process that the publisher starts, and work in the tracker's folder."""
+    """Return options and records of a process that the publisher starts."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("root", type=Path, help="folder of the sweep")
     parser.add_argument("--mode", choices=("offline", "online"), default="offline")
@@ -80,11 +79,7 @@ def begun(arguments: Sequence[str] | None, description: str | None) -> tuple[arg
     options = parser.parse_args(arguments)
     # the parent ends this process at the deadline; the alarm does so if the parent is gone
     signal.setitimer(signal.ITIMER_REAL, options.deadline_s + 1)
-    store = Store(options.root.resolve())
-    folder = store.root / FOLDER
-    folder.mkdir(exist_ok=True)
-    os.chdir(folder)  # wandb and its command line leave logs in the working directory
-    return options, store
+    return options, Store(options.root.resolve())
 
 
 def _settings(root: Path) -> wandb.Settings:
@@ -92,6 +87,7 @@ def _settings(root: Path) -> wandb.Settings:
     return wandb.Settings(
         mode="offline",
         root_dir=str(root),
+        use_dot_wandb=False,
         console="off",
         silent=True,
         disable_code=True,
@@ -110,7 +106,7 @@ def _send(store: Store, timeout_s: float) -> int:
     ]
     if not folders:
         return 0
-    command = [sys.executable, "-m", "wandb", "sync", *folders]
+    command = [sys.executable, "-P", "-m", "wandb", "sync", *folders]
     return subprocess.run(command, check=False, timeout=timeout_s).returncode  # noqa: S603 (wandb's own client)
 
 

@@ -17,7 +17,7 @@ import wandb_workspaces.reports.v2 as wr
 from wandb_workspaces import expr
 
 from harness.records.record import STATUSES
-from harness.records.store import Store, write_atomically
+from harness.records.store import Store
 from harness.report.content.contents import document
 from harness.report.content.tables import failures, first_differences
 from harness.report.facts import quantities
@@ -58,13 +58,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     digest = records_digest(store)
     made = report(load(store.root), project=options.project, entity=entity or "")
     text = json.dumps(specification(made), indent=1, ensure_ascii=False)
-    write_atomically(folder / SPECIFICATION, text + "\n")
+    store.write_file(folder / SPECIFICATION, text + "\n")
     marker = _known(store, options.project, options.entity, digest)
     if is_online:
         made.id = marker.report_id or ""
         made.save()
         marker = replace(marker, sent_digest=digest, report_id=made.id, url=made.url)
-    write_atomically(folder / REPORT, json.dumps(asdict(marker)))
+    store.write_file(folder / REPORT, json.dumps(asdict(marker)))
     return 0
 
 

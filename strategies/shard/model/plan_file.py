@@ -17,6 +17,7 @@ from strategies.shard.model.graph import PythonState
 from strategies.shard.model.module_options import HeldParameter, ModuleCandidate, NodeOption
 from strategies.shard.model.placement_state import Move, State
 from strategies.shard.model.shard_plan import PlacedModule, PlacedParameter, ShardPlan
+from strategies.text_files import read_text, write_text
 
 _FORMAT = "acbench sharding plan 2"
 _PLACEMENTS: dict[str, type[Any]] = {"Replicate": Replicate, "Partial": Partial, "Shard": Shard}
@@ -35,7 +36,7 @@ def save(plan: ShardPlan, path: Path) -> None:
     The names of what the planned forward asked of Python are written too; their values are those that
     `realise` finds, as for a plan that was made just now.
     """
-    path.write_text(json.dumps({"format": _FORMAT, "plan": _encoded(plan)}), encoding="utf-8")
+    write_text(path, json.dumps({"format": _FORMAT, "plan": _encoded(plan)}))
 
 
 def load(path: Path) -> ShardPlan:
@@ -46,9 +47,9 @@ def load(path: Path) -> ShardPlan:
         OSError: it cannot be read.
     """
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
+        held = json.loads(read_text(path))
         plan = _decoded(held["plan"]) if held["format"] == _FORMAT else None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         plan = None
     if not isinstance(plan, ShardPlan):
         problem = f"{str(path)!r} holds no plan of this version, {_FORMAT!r}"

@@ -22,7 +22,7 @@ from harness.ranks.culprit import Outcome
 from harness.ranks.rank_report import RankReport
 from harness.ranks.start import RankJob
 from harness.records.claims import claim, new_submission, read_attempt, write_attempt, write_submission
-from harness.records.private_files import ForeignFileError
+from harness.records.files import ForeignFileError
 from harness.records.record import Failure
 from harness.records.store import Store
 from harness.trial.trial_plan import TrialPlan

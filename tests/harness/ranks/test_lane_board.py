@@ -15,7 +15,7 @@ import pytest
 
 from harness.ranks.lane_board import BoardLostError, HostedBoard, hosting, join
 from harness.ranks.sealed_messages import SealedConnection
-from harness.records.private_files import ForeignFileError
+from harness.records.files import ForeignFileError
 
 
 @pytest.fixture

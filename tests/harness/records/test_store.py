@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from harness.errors import ConfigError
+from harness.records.files import write_atomically
 from harness.records.record import refused
-from harness.records.store import LOCK, MARKER, Store, check_name, parsed, trial_id, write_atomically
+from harness.records.store import LOCK, MARKER, Store, check_name, parsed, trial_id
 from tests.harness.composing import ROOT
 from tests.harness.records_fixture import STARTED, experiment, failed, identity, record
 
@@ -258,14 +259,14 @@ def test_a_folder_in_the_place_of_a_record_gives_way(store: Store) -> None:
     assert store.read(TRIAL) == written
 
 
-@pytest.mark.parametrize(("place", "full"), [(os, "fsync"), (Path, "replace")], ids=["fsync", "replace"])
+@pytest.mark.parametrize(("place", "full"), [(os, "fsync"), (os, "replace")], ids=["fsync", "replace"])
 def test_a_full_disk_leaves_the_old_record_and_nothing_beside_it(
     store: Store, monkeypatch: pytest.MonkeyPatch, place: object, full: str
 ) -> None:
     old = replace(record(), trial_id=TRIAL)
     store.write(old)
 
-    def no_space(*_arguments: object) -> None:
+    def no_space(*_arguments: object, **_folders: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(place, full, no_space)
@@ -283,10 +284,10 @@ def test_the_lock_of_another_user_is_held_by_reading_it(
         pass
     opened = os.open
 
-    def refuse_to_write(path: str, flags: int, *mode: int) -> int:
+    def refuse_to_write(path: str, flags: int, *mode: int, dir_fd: int | None = None) -> int:
         if str(path).endswith(".lock") and flags & os.O_RDWR:
             raise PermissionError(13, "Permission denied", str(path))
-        return opened(path, flags, *mode)
+        return opened(path, flags, *mode, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "open", refuse_to_write)
     with store.locked(TRIAL) as first, store.locked(TRIAL) as second:

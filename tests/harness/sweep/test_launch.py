@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from harness.ranks.agent import Agent
 from harness.ranks.culprit import Outcome
 from harness.ranks.live_ranks import HaltCheck, Watch
 from harness.ranks.start import RankJob
-from harness.records import store
+from harness.records import files
 from harness.records.record import Failure, Record, validate
 from harness.records.store import Store
 from harness.report.wandb.publisher import Tracker
@@ -284,7 +285,7 @@ class _Played(Agent):
         return Outcome(status="failed", error=Failure(kind="played", message="no", rank=0, phase="build"))
 
 
-def _no_space(path: Path, _text: str) -> None:
+def _no_space(path: Path, _text: str, **_words: Any) -> None:
     raise OSError(28, "No space left on device", str(path))
 
 
@@ -292,21 +293,22 @@ def _of_another_user(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Play the system's refusal: these tests may be root's, whom it refuses nothing."""
     opened = os.open
 
-    def refuse(path: str, flags: int, *mode: int) -> int:
-        if str(path) == str(folder / ".lock"):
+    def refuse(path: str, flags: int, *mode: int, dir_fd: int | None = None) -> int:
+        above = None if dir_fd is None else Path(f"/proc/self/fd/{dir_fd}").resolve()
+        if str(path) == ".lock" and above == folder.resolve():
             raise PermissionError(13, "Permission denied", str(path))
-        return opened(path, flags, *mode)
+        return opened(path, flags, *mode, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "open", refuse)
 
 
 def _on_a_full_disk(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    written = store.write_atomically
-    monkeypatch.setattr(
-        store,
-        "write_atomically",
-        lambda path, text: (_no_space if path == folder / "record.json" else written)(path, text),
-    )
+    written = files.write_atomically
+
+    def write(path: Path, text: str, **words: Any) -> None:
+        (_no_space if path == folder / "record.json" else written)(path, text, **words)
+
+    monkeypatch.setattr(files, "write_atomically", write)
 
 
 def _folder(name: str) -> Damage:

@@ -233,6 +233,52 @@ def test_a_broken_server_costs_the_deadline_at_most_and_no_record(
     assert list(runs(store)) == [record().trial_id]
 
 
+PLANTED = ("wandb/wandb", "wandb", "wandb/.wandb", ".wandb")
+
+
+def test_settings_come_from_the_user_and_never_from_the_sweep(
+    offline: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whoever may write to the sweep's folder would choose the server that gets the key, and run code."""
+    with accepting_server() as own, accepting_server() as thief:
+        for name in PLANTED:
+            folder = offline.root / name
+            folder.mkdir(exist_ok=True)
+            (folder / "settings").write_text(f"[default]\nbase_url = {thief.url}\n")
+            (folder / "json.py").write_text("raise SystemExit('a stranger ran')")
+        (offline.root / "json.py").write_text("raise SystemExit('a stranger ran')")
+        (tmp_path / "settings").write_text(f"[default]\nbase_url = {own.url}\n")
+        monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
+        monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+        monkeypatch.delenv("WANDB_BASE_URL", raising=False)
+        monkeypatch.chdir(offline.root)
+        published = publish(offline, Tracker(name="online", project="ours", deadline_s=100))
+    assert published is not None
+    assert (published.problem, list(own.runs), thief.requests) == (None, [record().trial_id], 0)
+
+
+def test_the_folder_of_the_tracker_is_its_owners_alone(store: Store) -> None:
+    store.write(record())
+    (store.root / "wandb").mkdir()
+    (store.root / "wandb").chmod(0o775)
+    (store.root / "key").write_text("PRIVATE KEY")
+    (store.root / "wandb" / "publisher.log").symlink_to(store.root / "key")
+    publish(store, OFFLINE)
+    assert (store.root / "key").read_text() == "PRIVATE KEY"
+    assert (store.root / "wandb").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_link_in_place_of_the_trackers_folder_is_a_problem(store: Store, tmp_path: Path) -> None:
+    store.write(record())
+    (tmp_path / "home").mkdir()
+    (store.root / "wandb").symlink_to(tmp_path / "home")
+    published = publish(store, OFFLINE)
+    assert published is not None
+    assert published.problem is not None
+    assert "is a symbolic link, which is not followed in the folder of a sweep" in published.problem
+    assert list((tmp_path / "home").iterdir()) == []
+
+
 def test_a_full_disk_loses_no_record_and_the_next_call_continues(store: Store) -> None:
     path = store.write(record())
     before = path.read_bytes()
