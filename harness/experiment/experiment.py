@@ -194,6 +194,11 @@ class Experiment(Recipe):
         """The user's files that decide what the trial computes."""
         return (*self.model.files(), *self.data.files())
 
+    @property
+    def tokens_per_step(self) -> int | None:
+        """Tokens of a step over all ranks; `None` for a model that reads none, or its own batch."""
+        return self.batch_size * self.sequence_length if self.model.reads_tokens() else None
+
     def twin(self) -> Experiment:
         """Return the baseline of this experiment: the same without recomputation and chunks.
 

@@ -176,11 +176,11 @@ def _shared_log(traced: _Traced, device: str) -> StepLog:
 
 def _time(experiment: Experiment, variant: Times, twin: Times) -> MeasuredTime:
     """Return the times of variant and twin as a trial measures them."""
-    reads_tokens = experiment.model.reads_tokens()
     return MeasuredTime(
         variant_s=(variant.step_s,),
         twin_s=(twin.step_s,),
-        tokens_per_step=experiment.batch_size * experiment.sequence_length if reads_tokens else None,
+        tokens_per_step=experiment.tokens_per_step,
+        devices=experiment.mesh.world_size,
         peak_flops_per_s=variant.peak_flops_per_s,
         peak_flops_per_s_source=variant.source,
     )

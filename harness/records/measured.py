@@ -204,13 +204,15 @@ class MeasuredTime:
 
     Fields:
         variant_s, twin_s: seconds; equal indices were taken side by side, and on all ranks together.
-        tokens_per_step: over all ranks.
+        devices: number of devices that a step runs on, >= 1; a prediction has the times of one rank of them.
+        tokens_per_step: over all devices.
         peak_flops_per_s: peak rate of one device; `None` where unknown, with its source otherwise.
         energy_j: joules a step that this rank's device used; `None` where the driver gives none.
     """
 
     variant_s: tuple[float, ...]
     twin_s: tuple[float, ...] = ()
+    devices: int
     tokens_per_step: int | None = None
     peak_flops_per_s: float | None = None
     peak_flops_per_s_source: str | None = None

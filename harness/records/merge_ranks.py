@@ -117,6 +117,7 @@ class Time:
         step_time_s: step time of the variant.
         ratio_to_baseline: variant / twin; `None` without a twin.
         tokens_per_s: a device, at the median step time.
+        job_tokens_per_s: all devices together; `None` in records of earlier versions, and without tokens.
         mfu: FLOPs of the plain model, each computed once, over the device's peak rate, at the median step
             time. Attention counts the whole square, causal or not.
         hfu: the same with everything that is computed a second time.
@@ -131,6 +132,7 @@ class Time:
     peak_flops_per_s_source: str | None
     peak_flops_per_s: float | None = None
     energy_j: float | None = None
+    job_tokens_per_s: float | None = None
     samples_s: StepSamples = field(default_factory=lambda: StepSamples(variant=()))
 
 
@@ -243,16 +245,18 @@ def merge_time(ranks: Sequence[RankResult], work: Work) -> Time | None:
     )
     step_time_s = quantiles(samples.variant)
     tokens, rate = times[0].tokens_per_step, _lowest_rate(times)
+    of_job = None if tokens is None else tokens / step_time_s.median
     plain = work.baseline
     return Time(
         step_time_s=step_time_s,
         ratio_to_baseline=ratio_to_baseline(samples.variant, samples.twin) if samples.twin else None,
-        tokens_per_s=None if tokens is None else tokens / len(ranks) / step_time_s.median,
+        tokens_per_s=None if of_job is None else of_job / times[0].devices,
         mfu=_utilisation(None if plain is None else plain.model_flops, step_time_s.median, rate),
         hfu=_utilisation(work.forward_flops + work.backward_flops, step_time_s.median, rate),
         peak_flops_per_s_source=times[0].peak_flops_per_s_source,
         peak_flops_per_s=rate,
         energy_j=_total([time.energy_j for time in times]),
+        job_tokens_per_s=of_job,
         samples_s=samples,
     )
 

@@ -286,7 +286,8 @@ def _time(bench: _Bench, computes_in: torch.dtype) -> dict[str, Any] | None:
     rate = peak_flops(context.device, computes_in, shared=context.trial_dir.parent)
     return {
         **asdict(samples),
-        "tokens_per_step": _tokens_per_step(experiment),
+        "tokens_per_step": experiment.tokens_per_step,
+        "devices": experiment.mesh.world_size,
         "peak_flops_per_s": rate.flops_per_s,
         "peak_flops_per_s_source": rate.source,
         "energy_j": energy_j,
@@ -327,13 +328,6 @@ def _energy_j(bench: _Bench, step: Callable[[], None]) -> float | None:
             step()
         torch.cuda.synchronize(device)
     return None if energy.joules is None else energy.joules / count
-
-
-def _tokens_per_step(experiment: Experiment) -> int | None:
-    """Return the tokens of a step over all ranks; `None` for a model that reads none, or its own batch."""
-    if not experiment.model.reads_tokens():
-        return None
-    return experiment.batch_size * experiment.sequence_length
 
 
 @contextmanager

@@ -102,6 +102,7 @@ def rank_result(rank: int = 0) -> dict[str, Any]:
             "time": {
                 "variant_s": [0.5, 0.5, 0.5, 0.5, 0.5, 0.5],
                 "twin_s": [0.4, 0.4, 0.4, 0.4, 0.4, 0.4],
+                "devices": 1,
                 "tokens_per_step": 1024,
                 "peak_flops_per_s": 100_000_000_000.0,
                 "peak_flops_per_s_source": "measured: fp32 matmul 1024x1024x1024, 1 threads",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from harness.records.fields import encode
@@ -12,7 +13,7 @@ from harness.records.record import Record
 from harness.report.content.columns import NOTHING, Legend, failure
 from harness.report.content.terminal_table import Sheet
 from harness.report.facts import quantities
-from harness.report.facts.labels import group_name, labels
+from harness.report.facts.labels import group_name, labels, mesh_sizes
 from harness.report.facts.number_words import NumberUnit, and_more, human_bytes, human_flops, in_words
 from harness.report.facts.sweep_records import STRATEGIES, grouped
 
@@ -25,7 +26,11 @@ LEGEND: Legend = {
         "memory and less time (same model, mesh and recipe)."
     ),
     ("tokens/s",): "tokens/s: of a device.",
+    ("job's tokens/s",): "job's tokens/s: of all devices together.",
 }
+_GIVEN = ("example", "example rows")
+"""Kinds of inputs that a factory brings for every step."""
+
 KERNELS = (
     "Bytes and FLOPs follow the CPU's kernels, because torch cannot fake CUDA's:\n"
     "workspaces of CUDA's kernels, and what its allocator loses, are not in them."
@@ -77,12 +82,19 @@ class PlannedPoint:
 
     @property
     def speed(self) -> float | None:
-        """Tokens a second of a device; samples a second where there are no tokens."""
+        """Tokens a second of a device; without tokens its samples, or steps where nobody counts those."""
         step_s = quantities.STEP_TIME.of(self.record)
-        samples = self.record.experiment.get("batch_size")
-        if not step_s or not isinstance(samples, int):
+        if not step_s:
             return None
-        return quantities.TOKENS_PER_S.of(self.record) or samples / step_s
+        return quantities.TOKENS_PER_S.of(self.record) or (self.samples or 1) / step_s
+
+    @property
+    def samples(self) -> float | None:
+        """Samples of a step by device; `None` where a factory brings the batch: nobody counts those."""
+        trained, samples = self.record.trained, self.record.experiment.get("batch_size")
+        is_counted = trained is None or trained.inputs not in _GIVEN
+        devices = prod(mesh_sizes(self.record.experiment))
+        return samples / devices if is_counted and isinstance(samples, int) else None
 
     @property
     def shown(self) -> Mapping[str, Any]:
@@ -141,9 +153,18 @@ def _predicted_columns(rows: Sequence[PlannedPoint]) -> dict[str, list[str]]:
         "FLOPs": [_flops(row.record) for row in rows],
         "step time": [f"{time} *" if index in best else time for index, time in enumerate(times)],
         "tokens/s": [_cell(row, quantities.TOKENS_PER_S) for row in rows],
+        "job's tokens/s": _of_jobs(rows),
         "state": [row.state for row in rows],
         "collectives": [_collectives(row.record) for row in rows],
     }
+
+
+def _of_jobs(rows: Sequence[PlannedPoint]) -> list[str]:
+    """Return the tokens a second of all devices; nothing where each job has one."""
+    is_shared = any(
+        quantities.TOKENS_PER_S.of(row.record) != quantities.JOB_TOKENS_PER_S.of(row.record) for row in rows
+    )
+    return [_cell(row, quantities.JOB_TOKENS_PER_S) if is_shared else NOTHING for row in rows]
 
 
 _FITS = {True: "yes", False: "no", None: NOTHING}
@@ -229,9 +250,15 @@ def _fastest(rows: Sequence[PlannedPoint], names: Sequence[str]) -> Iterator[str
         fitting = [index for index in group if rows[index].fits and rows[index].speed is not None]
         if fitting:
             best = max(fitting, key=lambda index: rows[index].speed or 0)
-            speed = in_words(rows[best].speed or 0, NumberUnit.RATE)
-            unit = "samples" if quantities.TOKENS_PER_S.of(rows[best].record) is None else "tokens"
-            yield f"fastest that fits {rows[best].hardware}: {names[best]}, {speed} {unit}/s"
+            yield f"fastest that fits {rows[best].hardware}: {names[best]}, {_speed_in_words(rows[best])}"
+
+
+def _speed_in_words(row: PlannedPoint) -> str:
+    """Return how fast a row is, per device; by the step where a factory brings the batch."""
+    is_token = quantities.TOKENS_PER_S.of(row.record) is not None
+    if not is_token and row.samples is None:
+        return f"{_cell(row, quantities.STEP_TIME)} a step"
+    return f"{in_words(row.speed or 0, NumberUnit.RATE)} {'tokens' if is_token else 'samples'}/s of a device"
 
 
 def _about(row: PlannedPoint) -> Iterator[str]:

@@ -65,6 +65,7 @@ def outlooks(sweep: SweepRecords) -> Table:
             "fits": (Mark(text=_FITS[outlook.fits]),),
             "step time": number_cell(entry, quantities.STEP_TIME),
             "tokens/s": number_cell(entry, quantities.TOKENS_PER_S),
+            "job's tokens/s": number_cell(entry, quantities.JOB_TOKENS_PER_S),
             "front": ("*" if entry.trial_id in best else NOTHING,),
         }
         for entry in sweep.entries
@@ -76,7 +77,8 @@ def outlooks(sweep: SweepRecords) -> Table:
         title="What fits",
         about=(
             "Nothing has run. needs, has: bytes of one rank. front: nothing beside it needs less memory and "
-            "less time. step time: a roofline of operators, collectives and host copies; tokens/s a device."
+            "less time. step time: a roofline of operators, collectives and host copies. tokens/s: of a "
+            "device; job's tokens/s: of all devices together."
         ),
     )
 

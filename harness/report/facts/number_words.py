@@ -11,6 +11,7 @@ _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _FLOP_UNITS = ("", "k", "M", "G", "T", "P")
 _SHORTEST_S = 0.9995  # rounds to 1 s, and as 1e+03 ms would not be read
 _WHOLE = 99.95
+_LEAST_WHOLE_RATE = 100
 
 
 class NumberUnit(StrEnum):
@@ -80,7 +81,7 @@ _WRITTEN: dict[NumberUnit, Callable[[float], str]] = {
     NumberUnit.BOUND: lambda value: f"{value:.2f}",
     NumberUnit.SHARE: lambda value: f"{value:.0%}",
     NumberUnit.UTILISATION: lambda value: f"{value:.1%}",
-    NumberUnit.RATE: lambda value: f"{value:,.0f}",
+    NumberUnit.RATE: lambda value: f"{value:,.0f}" if value >= _LEAST_WHOLE_RATE else f"{value:.3g}",
     NumberUnit.COUNT: lambda value: f"{value:,}",
     NumberUnit.VALUE: lambda value: f"{value:.4g}",
 }

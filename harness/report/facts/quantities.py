@@ -104,6 +104,7 @@ RATIO = _time(lambda time: some(time.ratio_to_baseline).median, NumberUnit.RATIO
 RATIO_LOW = _time(lambda time: some(time.ratio_to_baseline).low, NumberUnit.BOUND)
 RATIO_HIGH = _time(lambda time: some(time.ratio_to_baseline).high, NumberUnit.BOUND)
 TOKENS_PER_S = _time(lambda time: some(time.tokens_per_s), NumberUnit.RATE)
+JOB_TOKENS_PER_S = _time(lambda time: some(time.job_tokens_per_s), NumberUnit.RATE)
 MFU = _time(lambda time: some(time.mfu), NumberUnit.UTILISATION)
 HFU = _time(lambda time: some(time.hfu), NumberUnit.UTILISATION)
 ENERGY = _time(lambda time: some(time.energy_j), NumberUnit.VALUE)

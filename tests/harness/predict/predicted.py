@@ -34,7 +34,12 @@ def predicted(experiment: Experiment, peak_bytes: int, step_s: float = 0.5) -> R
         made,
         status="predicted",
         memory=memory(peak_bytes),
-        time=replace(made.time, step_time_s=step_time, tokens_per_s=1000 / step_s),
+        time=replace(
+            made.time,
+            step_time_s=step_time,
+            tokens_per_s=1000 / step_s,
+            job_tokens_per_s=1000 / step_s * experiment.mesh.world_size,
+        ),
     )
 
 

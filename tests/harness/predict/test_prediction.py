@@ -41,6 +41,15 @@ def test_its_time_is_that_of_its_trace(record: Record) -> None:
     assert record.time.step_time_s.median == flops / 1e6
 
 
+@pytest.mark.parametrize("mesh", ["single", "ddp2", "shard4"])
+def test_tokens_are_those_of_a_device_and_of_the_job(mesh: str) -> None:
+    experiment = experiment_of(f"{_LINE.replace('batch_size=2', 'batch_size=8')} mesh={mesh}")
+    time = predict(experiment, seconds=lambda _: Times(step_s=0.5)).time
+    assert time is not None
+    assert time.job_tokens_per_s == 8 * 8 / 0.5
+    assert time.tokens_per_s == 8 * 8 / 0.5 / experiment.mesh.world_size
+
+
 def test_points_of_a_sweep_share_their_twin() -> None:
     points = [
         experiment_of(_LINE.replace("ac=full", f"ac={ac}")) for ac in ("full", "selective_layer", "none")

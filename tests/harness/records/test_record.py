@@ -358,12 +358,16 @@ def test_never_fired_means_on_no_rank() -> None:
 
 
 def test_speed_by_hand() -> None:
-    time = record(None, rank_result(0), rank_result(1)).time
+    results = rank_result(0), rank_result(1)
+    for result in results:
+        result["time"]["devices"] = 2
+    time = record(None, *results).time
     assert time is not None
     assert (time.step_time_s.median, time.step_time_s.count) == (0.5, 6)
     assert time.ratio_to_baseline is not None
     assert time.ratio_to_baseline.median == 1.25
     assert time.tokens_per_s == 1024 / 2 / 0.5
+    assert time.job_tokens_per_s == 1024 / 0.5
     assert time.mfu == 3e9 / 0.5 / 1e11
     assert time.hfu == 4e9 / 0.5 / 1e11
 
@@ -372,7 +376,7 @@ def test_speed_by_hand() -> None:
     ("change", "unknown"),
     [
         pytest.param({"peak_flops_per_s": None}, {"mfu", "hfu"}, id="no peak rate"),
-        pytest.param({"tokens_per_step": None}, {"tokens_per_s"}, id="no tokens"),
+        pytest.param({"tokens_per_step": None}, {"tokens_per_s", "job_tokens_per_s"}, id="no tokens"),
         pytest.param({"twin_s": []}, {"ratio_to_baseline"}, id="no twin"),
     ],
 )

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from harness.experiment.experiment import Experiment
 from harness.records import record as records
+from harness.records.measured import TrainedModel
 from harness.records.predicted_step import SolvedField
 from harness.report.content.plan_table import KERNELS, PlannedPoint, plan_sheet
 from tests.harness import records_fixture
@@ -42,8 +45,8 @@ def test_every_point_is_a_row() -> None:
         [row("none", 50, 0.5), row("full", 20, 0.7), row("offload", 30, 0.8), refused("nested")]
     )
     assert sheet.columns == (
-        *("variant", "mesh", "saved", "peak", "fits", "FLOPs", "step time", "tokens/s", "state"),
-        "collectives",
+        *("variant", "mesh", "saved", "peak", "fits", "FLOPs", "step time", "tokens/s"),
+        *("job's tokens/s", "state", "collectives"),
     )
     assert sheet.rows == (
         (
@@ -55,6 +58,7 @@ def test_every_point_is_a_row() -> None:
             "4.00 G",
             "500 ms *",
             "2,000",
+            "4,000",
             "to run",
             "25 (25.0 KiB)",
         ),
@@ -67,6 +71,7 @@ def test_every_point_is_a_row() -> None:
             "4.00 G",
             "700 ms *",
             "1,429",
+            "2,857",
             "to run",
             "25 (25.0 KiB)",
         ),
@@ -79,15 +84,38 @@ def test_every_point_is_a_row() -> None:
             "4.00 G",
             "800 ms",
             "1,250",
+            "2,500",
             "to run",
             "25 (25.0 KiB)",
         ),
-        ("nested", "shard2", "-", "-", "-", "-", "-", "-", "refused", "-"),
+        ("nested", "shard2", "-", "-", "-", "-", "-", "-", "-", "refused", "-"),
     )
     assert sheet.notes == (
-        "fastest that fits h100: full on shard2, 1,429 tokens/s",
+        "fastest that fits h100: full on shard2, 1,429 tokens/s of a device",
         "nested on shard2: refused, ConfigError: mesh: no",
     )
+
+
+def test_one_device_is_the_whole_job() -> None:
+    alone = experiment_of("model=llama_nano data=synthetic ac=full")
+    asked = replace(row("full", 20, 0.5), asked=alone.to_dict(), record=predicted(alone, 20 * GIB))
+    assert "job's tokens/s" not in plan_sheet([asked]).columns
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        pytest.param("samples", "8 samples/s of a device", id="samples"),
+        pytest.param("example", "500 ms a step", id="a batch of the factory's"),
+    ],
+)
+def test_a_model_without_tokens_is_as_fast_as_its_samples_of_a_device(inputs: str, said: str) -> None:
+    asked = row("full", 20, 0.5)
+    assert asked.record.time is not None
+    time = replace(asked.record.time, tokens_per_s=None, job_tokens_per_s=None)
+    trained = TrainedModel(elements={}, computes_in="float32", inputs=inputs)
+    sheet = plan_sheet([replace(asked, record=replace(asked.record, time=time, trained=trained))])
+    assert sheet.notes == (f"fastest that fits h100: full on shard2, {said}",)
 
 
 def test_columns_without_anything_are_left_out() -> None:
