@@ -31,6 +31,9 @@ class SelectiveOp(Recomputing):
         matmul_recompute_every: recompute the saved matmuls k, 2k, ... of each block call, k >= 2;
             0 recomputes none; `None` leaves it to the preset, and is 0 for a list.
 
+    A result that is written in place, by the block or after it, is not kept: its operator runs again, so
+    that a GRU, whose cells write to their products, keeps none of them.
+
     On CPU, attention with dropout is not one operator: it runs as `aten.bmm`, which is in `matmul`.
 
     Source: https://pytorch.org/blog/activation-checkpointing-techniques; Korthikanti et al. 2022,

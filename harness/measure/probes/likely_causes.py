@@ -352,6 +352,12 @@ CAUSES = (
         fits=lambda seen: seen.divergence is not None and "_." in seen.divergence.operator,
     ),
     LikelyCause(
+        numbers=(67,),
+        title="what a save list of torch keeps is changed in place through a view with a counter of its own",
+        remedy="change out of place, or use ac=selective_op, which computes it again",
+        fits=lambda seen: seen.divergence is not None and "unsafe_" in seen.divergence.operator,
+    ),
+    LikelyCause(
         numbers=(5, 6, 7, 16, 41),
         title="the recomputation reads what has changed since: a context variable, a flag, swapped weights",
         remedy="pass it, or a copy of it, as an argument of the region",

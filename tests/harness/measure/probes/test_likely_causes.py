@@ -53,6 +53,7 @@ def _read(kind: str) -> dict[str, object]:
             "gallery 5 or 6 or 7 or 16 or 41: the recomputation reads",
         ),
         ({"divergence": _value("aten.mul_.Tensor")}, "gallery 55: what a save list keeps"),
+        ({"divergence": _value("aten._unsafe_view.default")}, "gallery 67: what a save list of torch keeps"),
         (
             {"part": "outputs", "expected": "Structure Output of 3"},
             "another set of outputs, such as no cache",
