@@ -18,7 +18,7 @@ from pkgutil import iter_modules
 
 import bench.outside
 from bench.output import parser, publish
-from bench.table import table_of
+from bench.table import Column, table_of
 
 _DEADLINE_S = 600.0
 _MARK = "answer: "
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("cases", nargs="*", help="names of cases; all by default")
     chosen = options.parse_args(arguments)
     answers = [ask(case) for case in chosen.cases or case_names()]
-    columns = {
+    columns: dict[str, Column] = {
         "case": "case",
         "before": "before",
         "after": "after",

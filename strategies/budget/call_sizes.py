@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from strategies.base import StrategyError
 from strategies.budget.plan import TensorSize
 from strategies.estimate.tensors import tensors_in
 
@@ -91,6 +92,14 @@ def difference(planned: Sequence[TensorSize], found: Sequence[TensorSize]) -> st
 
 
 def _size(name: str, tensor: Tensor) -> TensorSize:
+    """Return the size of a tensor.
+
+    Raises:
+        StrategyError: it is a nested one, whose sizes are values.
+    """
+    if tensor.is_nested:
+        problem = f"{name} of a call is a nested tensor, whose sizes are data, and plans are for sizes"
+        raise StrategyError("ac", f"{problem}; use ac=full, ac=nested or ac=selective_op")
     kind = f"{str(tensor.dtype).removeprefix('torch.')} on {tensor.device.type}"
     return TensorSize(name, tuple(map(int, tensor.shape)), kind)
 

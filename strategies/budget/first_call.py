@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,8 @@ from strategies.base import Observation, RunnableStep, StrategyError
 from strategies.budget import carrying_out
 from strategies.budget.call_sizes import difference, input_sizes
 from strategies.budget.plan import Plan, TensorSize
+from strategies.budget.planned_block import refuse_compiled
+from strategies.estimate.operator_mode import OperatorMode
 from strategies.regions.blocks import Chunked, ModelModules, plain_named_modules
 from strategies.regions.region import Region
 from strategies.regions.rewind import python_state_kept
@@ -28,6 +31,8 @@ from strategies.tracing.module_state import restored_generators
 from strategies.tracing.shadow import Shadow, device_of, shadowed
 
 _REMEDY = "write a plan of a step by Budget.write_plan and give it as ac.plan_file, as trials do"
+_COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
+"""Namespaces of the operators that ranks run together."""
 
 
 class PlansSteps(Protocol):
@@ -43,11 +48,30 @@ class PlansSteps(Protocol):
         """Return all that a plan may decide about."""
 
 
+class _Made(NamedTuple):
+    """A plan with what it was made for.
+
+    Fields:
+        sizes: sizes of the inputs of the call.
+        plan: the plan.
+        call_bytes: most bytes that one call of the model holds: its peak less parameters, buffers and inputs.
+    """
+
+    sizes: tuple[TensorSize, ...]
+    plan: Plan
+    call_bytes: int
+
+
+class _Awaited:
+    """A call of the model whose backward has not run; lives as long as its graph waits."""
+
+
 @dataclass(kw_only=True, slots=True, eq=False)
 class PlansAtFirstCall:
     """A region that plans on tensors without memory, for a step whose loss is the sum of the outputs.
 
-    It plans anew where inputs are larger than any that it has planned for, so that the budget is kept.
+    It plans anew where inputs are larger than any that it has planned for, so that the budget is kept. Its
+    plans are for one call of the model: a further one, before backward of the first, needs room of its own.
 
     Fields:
         budget: makes the plan.
@@ -58,7 +82,8 @@ class PlansAtFirstCall:
     budget: PlansSteps
     plan: Plan | None = None
     inner: Region | None = None
-    _plans: list[tuple[tuple[TensorSize, ...], Plan]] = field(default_factory=list)
+    _plans: list[_Made] = field(default_factory=list)
+    _awaited: WeakSet[_Awaited] = field(default_factory=WeakSet)
 
     def __call__(
         self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -66,34 +91,81 @@ class PlansAtFirstCall:
         """Return `body(*args, **kwargs)`, with the plan on the blocks of `module`.
 
         Raises:
-            StrategyError: `module` is tensor parallel or in chunks, cannot be followed without data, or has
-                no plan.
+            StrategyError: `module` is compiled, tensor parallel or in chunks, cannot be followed without
+                data, has no plan, or so many of its calls wait for backward that the budget may be exceeded.
         """
-        if torch.is_grad_enabled():
-            plan = self._plan_for(module, args, kwargs)
-            if plan is not self.plan:
-                carrying_out.enclose(plan, self.budget.modules_of(module))
-                self.plan = plan
+        if not torch.is_grad_enabled():
+            return self._run(module, body, args, kwargs)
+        refuse_compiled("", module)
+        made = self._made_for(module, args, kwargs)
+        self._refuse_in_flight(made)
+        if made.plan is not self.plan:
+            carrying_out.enclose(made.plan, self.budget.modules_of(module))
+            self.plan = made.plan
+        results = self._run(module, body, args, kwargs)
+        self._await_backward(results)
+        return results
+
+    def _run(
+        self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         return body(*args, **kwargs) if self.inner is None else self.inner(module, body, args, kwargs)
 
-    def _plan_for(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+    def _await_backward(self, results: Any) -> None:
+        """Count a call as waiting until backward has run through all its results, or their graph is gone."""
+        call = _Awaited()
+        nodes = {leaf.grad_fn for leaf in tree_leaves(results) if isinstance(leaf, Tensor)}
+        for node in nodes - {None}:
+            assert node is not None
+            holder = [call]
+            node.register_hook(partial(_has_run, holder))
+            self._awaited.add(call)
+
+    def _refuse_in_flight(self, made: _Made) -> None:
+        """Refuse a call that may exceed the budget beside those that wait for backward.
+
+        Raises:
+            StrategyError: with their number, and the bytes that they may need.
+        """
+        waiting = len(self._awaited)
+        needed = made.plan.predicted_peak_bytes + waiting * made.call_bytes
+        if waiting and needed > made.plan.budget_bytes:
+            problem = (
+                f"{waiting + 1} calls of the model would wait for backward and may need {needed} bytes; "
+                f"the plan of the first call keeps {made.plan.budget_bytes} bytes for one"
+            )
+            raise StrategyError("ac", f"{problem}; run backward of a call before the next, or use ac=full")
+
+    def _made_for(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Made:
         """Return the plan for the smallest known inputs that are at least as large as these."""
         found = input_sizes(args, kwargs)
-        for sizes, plan in self._plans:
-            if difference(sizes, found) is None:
-                return plan
+        for known in self._plans:
+            if difference(known.sizes, found) is None:
+                return known
         _refuse_tensor_parallel(module)
         _refuse_chunked(module)
         blocks = self.budget.blocks_of(module).values()
         stays = python_state_kept(module, blocks, remedy=_REMEDY)
         with _named_errors(), _own_gradients_stay(module), stays:
-            made = copy_context().run(self.budget.plan, shadow_step(module, args, kwargs))
-        self._plans.append((found, made))
+            step = shadow_step(module, args, kwargs)
+            plan = copy_context().run(self.budget.plan, step)
+        made = _Made(found, plan, plan.predicted_peak_bytes - _storage_bytes(step.standing))
+        self._plans.append(made)
         return made
 
     def observe(self) -> Observation:
         """Return nothing: the blocks are observed."""
         return Observation()
+
+
+def _has_run(holder: list[_Awaited], *_gradients: Any) -> None:
+    """Let a call go whose backward has begun; a hook of autograd's node."""
+    holder.clear()
+
+
+def _storage_bytes(tensors: Iterable[Tensor]) -> int:
+    storages = {storage._cdata: storage.nbytes() for storage in map(Tensor.untyped_storage, tensors)}  # noqa: SLF001 (its identity)
+    return sum(storages.values())
 
 
 @contextmanager
@@ -103,7 +175,7 @@ def _named_errors() -> Iterator[None]:
         yield
     except StrategyError:
         raise
-    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+    except Exception as error:  # a model may raise anything
         what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         problem = f"the first call plans on tensors without memory, on which the model raises {what}"
         raise StrategyError("ac", f"{problem}; {_REMEDY}") from error
@@ -174,8 +246,29 @@ def shadow_step(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 def _followed(shadow: Shadow) -> Iterator[None]:
     assert shadow.mode is not None
     # anomaly mode looks for NaN among values, which are not there
-    with restored_generators(), torch.autograd.set_detect_anomaly(False), shadow.mode, as_with_data():
+    with (
+        restored_generators(),
+        torch.autograd.set_detect_anomaly(False),
+        shadow.mode,
+        as_with_data(),
+        _RefusesCollectives(),
+    ):
         yield
+
+
+class _RefusesCollectives(OperatorMode):
+    """Refuses what ranks do together: on tensors without memory there are no other ranks."""
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what `func` returns.
+
+        Raises:
+            StrategyError: it is a collective.
+        """
+        if getattr(func, "namespace", "") in _COLLECTIVES:
+            problem = "the first call plans on tensors without memory, and the model runs the collective"
+            raise StrategyError("ac", f"{problem} {func}; {_REMEDY}")
+        return func(*args, **kwargs)
 
 
 def _train_once(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -188,9 +188,12 @@ class PlannedModule:
         It warns, too, where other operators ran before a block whose plan has some of them; these stay then.
 
         Raises:
-            StrategyError: forward gets larger inputs, or runs other operators on inputs of the planned sizes.
+            StrategyError: forward gets larger inputs, runs other operators on inputs of the planned sizes, or
+                is compiled, and the plan is for eager operators.
         """
         block = self.block
+        if not self.is_compiled:
+            refuse_compiled(block.plan.fqn, module)
         is_other_mode = self.is_for_training and not module.training
         if block.plan.plain or is_other_mode or not torch.is_grad_enabled():
             return body(*args, **kwargs)
@@ -283,8 +286,13 @@ class PlannedCaller:
     def __call__(
         self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return `body(*args, **kwargs)`; inputs of other sizes than the planned ones are not followed."""
+        """Return `body(*args, **kwargs)`; inputs of other sizes than the planned ones are not followed.
+
+        Raises:
+            StrategyError: it is compiled.
+        """
         plan = self.block.plan
+        refuse_compiled(plan.caller or "", module)
         is_other_mode = self.is_for_training and not module.training
         if plan.plain or is_other_mode or not torch.is_grad_enabled():
             return body(*args, **kwargs)
@@ -301,6 +309,24 @@ class PlannedCaller:
     def observe(self) -> Observation:
         """Return nothing: the block is observed."""
         return Observation()
+
+
+def refuse_compiled(fqn: str, module: nn.Module) -> None:
+    """Refuse a module that `Module.compile` has compiled, and one whose caller is compiled.
+
+    Args:
+        fqn: name of the module, for the error.
+        module: the module, in its call.
+
+    Raises:
+        StrategyError: the tape follows eager operators.
+    """
+    if module._compiled_call_impl is not None or torch.compiler.is_compiling():  # noqa: SLF001 (set by compile)
+        where = repr(fqn) if fqn else "the model"
+        problem = f"{where} is compiled, and its plan follows the operators of eager blocks"
+        raise StrategyError(
+            "ac", f"{problem}; use ac=compiler_budget, or compile nothing around or inside it"
+        )
 
 
 def _redeem(packed: Packed) -> Tensor:

@@ -94,7 +94,8 @@ class ModelModules:
             blocks: its blocks by plain FQN.
         """
         named = dict(plain_named_modules(model))  # of equal names the last: what is below wrappers
-        caller = _caller_of(named, blocks)
+        caller = _caller_of(model, blocks)
+        calls = unwrapped(submodule(model, caller))
         beside = {
             name: module
             for name, module in named.items()
@@ -103,7 +104,7 @@ class ModelModules:
         return cls(
             blocks={fqn: unwrapped(block) for fqn, block in blocks.items()},
             beside={name: each for name, each in beside.items() if "forward" not in vars(each)},
-            caller=None if "forward" in vars(named[caller]) else (caller, named[caller]),
+            caller=None if "forward" in vars(calls) else (caller, calls),
         )
 
     def all(self) -> dict[str, nn.Module]:
@@ -111,12 +112,12 @@ class ModelModules:
         return {**self.beside, **self.blocks}
 
 
-def _caller_of(named: Mapping[str, nn.Module], blocks: Iterable[str]) -> str:
+def _caller_of(model: nn.Module, blocks: Iterable[str]) -> str:
     """Return the FQN of the module that calls the blocks: the innermost around all that is no container."""
     parents = [fqn.split(".")[:-1] for fqn in blocks]
     levels = takewhile(lambda names: len(set(names)) == 1, zip(*parents, strict=False))
     common = [names[0] for names in levels]
-    while common and isinstance(named[".".join(common)], CONTAINERS):
+    while common and isinstance(unwrapped(submodule(model, ".".join(common))), CONTAINERS):
         common.pop()
     return ".".join(common)
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.distributed._functional_collectives as functional_collectives
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from strategies import StrategyError
 from strategies.ac.budget import Budget
@@ -171,13 +175,130 @@ def test_a_model_that_plans_itself_plans_anew_for_larger_inputs() -> None:
     plain, model = toy(), budget.apply(toy())
     small, large = (torch.arange(rows * 8).reshape(rows, 8) % 4 for rows in (2, 3))
     budgets = []
-    for batches in ((small,), (small, large), (small[:, :7],), (large,)):
+    for batches in ((small,), (large,), (small[:, :7],), (large,)):
         assert all(map(torch.equal, gradients(plain, *batches), gradients(model, *batches)))
         plan = budget.observe(model).plan
         assert plan is not None
         budgets.append(plan["budget_bytes"])
     first, second, third, fourth = budgets
     assert first == third < second == fourth
+
+
+def test_calls_in_flight_are_refused_where_the_budget_may_be_exceeded() -> None:
+    budget = Budget(fraction=0.92, layers_fqn="layers")
+    model = budget.apply(toy())
+    batch = torch.arange(16).reshape(2, 8) % 4
+    kept = [gradients(model, batch) for _ in range(3)]  # what has run backward waits no more
+    del kept
+    with torch.no_grad():
+        evaluated = model(batch)
+    model(batch)  # its graph is gone with its result
+    waiting = model(batch)
+    with pytest.raises(StrategyError) as error:
+        model(batch)
+    most = budget_bytes(budget, model)
+    assert re.fullmatch(
+        r"ac: 2 calls of the model would wait for backward and may need \d+ bytes; the plan of the first "
+        rf"call keeps {most} bytes for one; run backward of a call before the next, or use ac=full",
+        str(error.value),
+    )
+    (waiting + evaluated).sum().backward()
+    model(batch).sum().backward()
+
+
+def test_calls_in_flight_run_where_the_budget_has_room_for_them() -> None:
+    plain, model = toy(), Budget(budget_gib=0.001, layers_fqn="layers").apply(toy())
+    batches = [torch.arange(16).reshape(2, 8) % 4 for _ in range(3)]
+    assert all(map(torch.equal, gradients(plain, *batches), gradients(model, *batches)))
+
+
+class Aliased(nn.Module):
+    """A model whose blocks have a second name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = toy()
+        self.blocks = self.net.get_submodule("layers")
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.net(tokens)
+        return outputs
+
+
+@pytest.mark.parametrize("layers_fqn", ["blocks", "net.layers"])
+def test_blocks_may_have_two_names(layers_fqn: str) -> None:
+    tokens = torch.arange(16).reshape(2, 8) % 4
+    budget = Budget(fraction=0.92, layers_fqn=layers_fqn)
+    plain, model = Aliased(), budget.apply(Aliased())
+    assert all(map(torch.equal, gradients(plain, tokens), gradients(model, tokens)))
+    plan = budget.observe(model).plan
+    assert plan is not None
+    assert not all(block["plain"] for block in plan["blocks"])
+
+
+def ragged_rows(rows: torch.Tensor) -> torch.Tensor:
+    """Return sequences of 1 and of the other rows, as one jagged tensor."""
+    return torch.nested.nested_tensor_from_jagged(rows, torch.tensor([0, 1, len(rows)]))
+
+
+class Ragged(nn.Module):
+    """A model whose blocks get nested tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        x = ragged_rows(rows)
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x.values()
+
+
+def test_nested_tensors_are_refused_by_name() -> None:
+    model = Budget(fraction=1.0, layers_fqn="layers").apply(Ragged())
+    problem = (
+        "ac: input 0 of a call is a nested tensor, whose sizes are data, and plans are for sizes; use ac=full"
+    )
+    with pytest.raises(StrategyError, match=re.escape(problem)):
+        model(torch.ones(5, 4))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # Dynamo asks for it
+@pytest.mark.parametrize("is_planned", [False, True], ids=["at its first call", "planned"])
+@pytest.mark.parametrize("whole", [True, False], ids=["the model", "a block"])
+def test_compiled_blocks_are_refused_by_name(plan_file: Path, whole: bool, is_planned: bool) -> None:
+    how: dict[str, Any] = {"plan_file": str(plan_file)} if is_planned else {"fraction": 0.92}
+    model = Budget(layers_fqn="layers", **how).apply(toy())
+    first = model.get_submodule("layers.0")
+    if not whole:
+        first.compile(backend="eager")
+    call = torch.compile(model, backend="eager") if whole else model
+    where = "the model" if whole else "'layers.0'"
+    problem = f"ac: {where} is compiled, and its plan follows the operators of eager blocks; use ac=compiler"
+    with pytest.raises(StrategyError, match=re.escape(problem)):
+        call(torch.arange(16).reshape(2, 8) % 4)
+
+
+class Reducing(nn.Linear):
+    """A block whose output ranks add up."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mesh = init_device_mesh("cpu", (2,))
+        total: torch.Tensor = functional_collectives.all_reduce(super().forward(x), "sum", (mesh, 0))
+        return total
+
+
+def test_a_first_call_refuses_collectives_of_the_model() -> None:
+    model = Budget(fraction=1.0, layers_fqn="0").apply(nn.Sequential(nn.Sequential(Reducing(4, 4))))
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        with pytest.raises(StrategyError) as error:
+            model(torch.ones(2, 4))
+    finally:
+        distributed.destroy_process_group()
+    collective = "the model runs the collective _c10d_functional.all_reduce.default; write a plan of a step"
+    assert f"ac: the first call plans on tensors without memory, and {collective}" in str(error.value)
 
 
 def encoder() -> nn.Module:
