@@ -28,6 +28,7 @@ from strategies.base import (
     PlannedStep,
     PlansForStep,
     PlansFromStep,
+    ReadsFiles,
     ReadsParameters,
     RunnableStep,
     SetsPartitioner,
@@ -78,9 +79,11 @@ ac_variants = variants(import_module("strategies.ac"), Strategy)
 eager_variants = {
     name: variant
     for name, variant in ac_variants.items()
-    if not hasattr(variant, "partitioner") and find_spec(getattr(variant, "package", "torch")) is not None
+    if not hasattr(variant, "partitioner")
+    and not hasattr(variant, "is_given")
+    and find_spec(getattr(variant, "package", "torch")) is not None
 }
-"""Those of AC that need no compiler, nor a package that is not installed."""
+"""Those of AC that need no compiler, no file of the user's, nor a package that is not installed."""
 chunk_variants = variants(import_module("strategies.chunk"), Strategy)
 shard_variants: dict[str, type[Sharding]] = variants(
     import_module("strategies.shard"), import_module("strategies.shard.base").Sharding
@@ -102,6 +105,7 @@ __all__ = [
     "PlannedStep",
     "PlansForStep",
     "PlansFromStep",
+    "ReadsFiles",
     "ReadsParameters",
     "RunnableStep",
     "SetsPartitioner",

@@ -27,6 +27,7 @@ from strategies import (
     OffersPlans,
     PartitionsBlocks,
     PlansFromStep,
+    ReadsFiles,
     ReadsParameters,
     SetsPartitioner,
     Strategy,
@@ -192,7 +193,8 @@ class Experiment(Recipe):
     @property
     def files(self) -> tuple[Path, ...]:
         """The user's files that decide what the trial computes."""
-        return (*self.model.files(), *self.data.files())
+        of_variant = self.ac.files if isinstance(self.ac, ReadsFiles) else ()
+        return (*self.model.files(), *self.data.files(), *of_variant)
 
     @property
     def tokens_per_step(self) -> int | None:

@@ -15,8 +15,8 @@ from hydra.core.override_parser.types import Glob, Override, OverrideType
 from hydra.core.utils import JobReturn
 from hydra.errors import HydraException
 
-ASKED_FOR = ("budget", "compiler_budget", "torch_remat")
-"""Variants of AC that `glob(*)` leaves out: they need bytes, a compiler or a package of an extra."""
+ASKED_FOR = ("budget", "compiler_budget", "file", "torch_remat")
+"""Variants of AC that `glob(*)` leaves out: they need bytes, a compiler, a file or a package of an extra."""
 
 
 class ProductSweeper(BasicSweeper):

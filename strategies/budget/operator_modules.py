@@ -9,13 +9,17 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from strategies.base import RunnableStep
 from strategies.budget.block_tape import Address
 from strategies.budget.memory_layout import dense_of
 from strategies.budget.operator_facts import facts_of, fake_mode, is_numbered
+from strategies.estimate.flops import flops_of
 from strategies.estimate.operator_mode import OperatorMode
 from strategies.estimate.tensors import tensors_in
+from strategies.written.heavy_operators import HeavyOperator
+from strategies.written.runtime.kept_results import Rules
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -29,6 +33,8 @@ class BlockForward:
             without those that the block has not made.
         written: operator and result that make the storages that a later operator writes to in place.
         draws: numbers of the operators that draw random numbers, and whether they draw them in place.
+        heavy: number, rule, FLOPs and bytes of results of each operator that costs FLOPs, by number.
+        last_saved: number of the last operator that makes what autograd saves; -1: nothing is saved.
     """
 
     operators: list[str] = field(default_factory=list)
@@ -36,6 +42,30 @@ class BlockForward:
     results: dict[str, set[Address]] = field(default_factory=dict)
     written: set[Address] = field(default_factory=set)
     draws: dict[int, bool] = field(default_factory=dict)
+    heavy: dict[int, tuple[str, int, int]] = field(default_factory=dict)
+    last_saved: int = -1
+
+
+def heavy_operators(
+    step: RunnableStep, blocks: Mapping[str, nn.Module]
+) -> dict[str, tuple[HeavyOperator, ...]]:
+    """Return the operators of `blocks` that cost FLOPs, by FQN, as they are in `step`."""
+    forwards = block_forwards(step, blocks)
+    return {fqn: tuple(_heavy(fqn, forward)) for fqn, forward in forwards.items()}
+
+
+def _heavy(fqn: str, forward: BlockForward) -> Iterator[HeavyOperator]:
+    written = {operator for operator, _ in forward.written}
+    for number, (rule, flops, result_bytes) in forward.heavy.items():
+        yield HeavyOperator(
+            fqn=fqn,
+            rule=rule,
+            number=number,
+            flops=flops,
+            result_bytes=result_bytes,
+            runs_again=number <= forward.last_saved,
+            is_written=number in written,
+        )
 
 
 def block_forwards(step: RunnableStep, blocks: Mapping[str, nn.Module]) -> dict[str, BlockForward]:
@@ -61,6 +91,8 @@ class _Follower(OperatorMode):
         self._inside: BlockForward | None = None
         self._stack: list[str] = []
         self._made: dict[int, tuple[Tensor, Address]] = {}
+        self._named: set[tuple[str, str]] = set()
+        self._rules = Rules("", frozenset(), {}, self._named)
 
     @contextmanager
     def around(self, blocks: Mapping[str, nn.Module]) -> Iterator[None]:
@@ -71,6 +103,7 @@ class _Follower(OperatorMode):
                     entered = partial(self._enter, fqn, name)
                     hooks.callback(module.register_forward_pre_hook(entered).remove)
                     hooks.callback(module.register_forward_hook(partial(self._leave, name)).remove)
+            hooks.enter_context(saved_tensors_hooks(self._pack, _same))
             yield
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -83,17 +116,26 @@ class _Follower(OperatorMode):
         if facts.draws(args, kwargs):
             self._inside.draws[number] = bool(facts.writes)
         self._inside.written |= self._addresses(list(facts.written(args, kwargs)))
+        rule = self._rules.rule(func)
         result = func(*args, **kwargs)
+        new_bytes = 0
         for position, tensor in enumerate(tensors_in(result)):
             dense = dense_of(tensor)
-            if dense is not None:
-                self._made.setdefault(_key(dense), (dense, (number, position)))
+            if dense is not None and _key(dense) not in self._made:
+                self._made[_key(dense)] = (dense, (number, position))
+                new_bytes += dense.untyped_storage().nbytes()
+        if rule is not None:
+            self._named.add(("", rule))
+            self._inside.heavy[number] = rule, flops_of(func, args, kwargs, result), new_bytes
         return result
 
     def _enter(self, fqn: str, name: str, _module: nn.Module, _args: Any) -> None:
         if not name and fqn not in self.forwards:
             self._inside = self.forwards[fqn] = BlockForward()
-            self._made = {}
+            self._made, self._named = {}, set()
+            self._rules = Rules("", frozenset(), {}, self._named).begun()
+        elif name and self._inside is not None:
+            self._rules.enter(name)
         self._stack.append(name)
 
     def _leave(self, name: str, _module: nn.Module, _args: Any, results: Any) -> None:
@@ -102,14 +144,27 @@ class _Follower(OperatorMode):
         if self._inside is None:
             return
         if not name:
+            heavy = self._inside.heavy.items()  # but the products that turned out to be parts of attention
+            self._inside.heavy = {number: each for number, each in heavy if ("", each[0]) in self._named}
             self._inside = None
             return
+        self._rules.stack.pop()
         self._inside.results[name] = self._inside.results.get(name, set()) | self._addresses(results)
+
+    def _pack(self, saved: Tensor) -> Tensor:
+        if self._inside is not None:
+            numbers = [operator for operator, _ in self._addresses(saved)]
+            self._inside.last_saved = max(self._inside.last_saved, *numbers, -1)
+        return saved
 
     def _addresses(self, values: Any) -> set[Address]:
         """Return what makes the storages of the tensors in `values`, of those that the block makes."""
         storages = [_key(dense) for dense in map(dense_of, tensors_in(values)) if dense is not None]
         return {self._made[key][1] for key in storages if key in self._made}
+
+
+def _same(saved: Tensor) -> Tensor:
+    return saved
 
 
 def _key(dense: Tensor) -> int:

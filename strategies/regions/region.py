@@ -20,6 +20,7 @@ from strategies.regions.blocks import Enclosed, plain_class, plain_named_modules
 from strategies.regions.disguise import disguise, disguised
 
 _ATTRIBUTE = "_acbench_region"
+_MARK = "_acbench_enclosed"
 _PREFIX = "Enclosed"
 
 _OWN_CHECKPOINTING = {  # flag of a module -> the calls that clear it, of which the model has one
@@ -108,6 +109,11 @@ def enclose(module: nn.Module, region: Region, *, holds_call: bool = True) -> No
     disguise(module, mixin, _PREFIX)
 
 
+def mark(model: nn.Module) -> None:
+    """Take note that `model` is checkpointed by other means than regions, for `refuse_enclosed`."""
+    model.__dict__[_MARK] = True
+
+
 def region_of(module: nn.Module) -> Region | None:
     """Return the region around `module` itself, `None` where there is none."""
     found: Region | None = vars(module).get(_ATTRIBUTE)
@@ -131,7 +137,7 @@ def refuse_enclosed(model: nn.Module) -> None:
     """
     for name, module in plain_named_modules(model):
         where = name or plain_class(module).__name__
-        if isinstance(module, Enclosed | ActivationWrapper):
+        if isinstance(module, Enclosed | ActivationWrapper) or _MARK in vars(module):
             raise StrategyError("ac", f"{where!r} is already checkpointed; apply one variant to a model")
         for flag, calls in _OWN_CHECKPOINTING.items():
             if getattr(module, flag, False) is True:

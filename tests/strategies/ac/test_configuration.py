@@ -26,8 +26,8 @@ def test_yaml_has_the_name_and_every_field(path: str) -> None:
     assert written["name"] == path.partition("/")[2]
 
 
-# a budget has no default: nobody knows what a model may take
-@pytest.mark.parametrize("path", [path for path in VARIANTS if not path.endswith("/budget")])
+# a budget and a file have no default: nobody knows what a model may take, or what is to be done to it
+@pytest.mark.parametrize("path", [path for path in VARIANTS if not path.endswith(("/budget", "/file"))])
 def test_yaml_makes_the_default_variant(path: str) -> None:
     if path == "ac/torch_remat":
         pytest.importorskip("torch_remat")
@@ -41,10 +41,13 @@ def test_yaml_makes_the_default_variant(path: str) -> None:
     )
 
 
-# what a compiler decides, it decides of whole graphs
+# what a compiler decides, it decides of whole graphs; a file names its blocks itself
+_WITHOUT_BLOCKS = {"ac/none", "ac/compiler_budget", "ac/file"}
+
+
 @pytest.mark.parametrize(
     "path",
-    [path for path in VARIANTS if path.startswith("ac/") and path not in {"ac/none", "ac/compiler_budget"}],
+    [path for path in VARIANTS if path.startswith("ac/") and path not in _WITHOUT_BLOCKS],
 )
 def test_yaml_takes_the_blocks_from_the_model(path: str) -> None:
     written = OmegaConf.to_container(OmegaConf.load(CONF / f"{path}.yaml"), resolve=False)

@@ -1,0 +1,84 @@
+"""Operators of blocks that cost FLOPs, and whose results a written file keeps within a number of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from strategies.written.file_text import BlockRules
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeavyOperator:
+    """One operator of a block's forward that costs FLOPs.
+
+    Fields:
+        fqn: the block.
+        rule: `module:family[#n]`, its name inside the block.
+        number: its number among the operators of the block that plans count.
+        flops: what it costs to run it again.
+        result_bytes: bytes of the storages that it makes, which stay if its results are kept.
+        runs_again: whether a recomputation of the whole block gets as far as it; it ends where all is made
+            that backward reads.
+        is_written: whether a later operator writes to its results in place, so that they cannot be kept.
+    """
+
+    fqn: str
+    rule: str
+    number: int
+    flops: int
+    result_bytes: int
+    runs_again: bool
+    is_written: bool
+
+    @property
+    def can_be_kept(self) -> bool:
+        """Whether keeping its results is possible, and spares something."""
+        return self.runs_again and not self.is_written
+
+
+def rules_for(operators: Mapping[str, Sequence[HeavyOperator]], extra_bytes: float) -> dict[str, BlockRules]:
+    """Return the rules that keep results of at most `extra_bytes` in all blocks, and spare many FLOPs.
+
+    Results are taken by FLOPs a byte, of equal ones those of late blocks first, where they are part of what
+    runs again at the peak. What is left over goes to results that still fit.
+
+    Args:
+        operators: heavy operators by block.
+        extra_bytes: bytes that kept results may take together; `math.inf` keeps all.
+    """
+    order = {fqn: place for place, fqn in enumerate(operators)}
+    candidates = [each for found in operators.values() for each in found if each.can_be_kept]
+    candidates.sort(key=lambda each: (-each.flops / max(each.result_bytes, 1), -order[each.fqn]))
+    kept: set[tuple[str, str]] = set()
+    left = extra_bytes
+    for each in candidates:
+        if each.result_bytes <= left:
+            left -= each.result_bytes
+            kept.add((each.fqn, each.rule))
+    return {fqn: _rules(found, kept) for fqn, found in operators.items()}
+
+
+def kept_bytes(operators: Mapping[str, Sequence[HeavyOperator]], rules: Mapping[str, BlockRules]) -> int:
+    """Return the bytes of the results that rules keep."""
+    return sum(each.result_bytes for each in _all(operators) if each.rule in rules[each.fqn].keep)
+
+
+def recomputed_flops(
+    operators: Mapping[str, Sequence[HeavyOperator]], rules: Mapping[str, BlockRules]
+) -> int:
+    """Return the FLOPs that run again under rules."""
+    again = (each for each in _all(operators) if each.rule not in rules[each.fqn].keep)
+    return sum(each.flops for each in again if each.runs_again)
+
+
+def _all(operators: Mapping[str, Sequence[HeavyOperator]]) -> list[HeavyOperator]:
+    return [each for found in operators.values() for each in found]
+
+
+def _rules(operators: Sequence[HeavyOperator], kept: set[tuple[str, str]]) -> BlockRules:
+    """Return the rules of one block."""
+    return BlockRules(
+        keep=tuple(each.rule for each in operators if (each.fqn, each.rule) in kept),
+        again=tuple(each.rule for each in operators if (each.fqn, each.rule) not in kept),
+    )

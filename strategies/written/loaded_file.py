@@ -1,0 +1,80 @@
+"""Files that change a model, as Python modules: read with a limit, each content once a process."""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from strategies.base import StrategyError
+
+MOST_BYTES = 1 << 20
+"""Of a file; one with rules for a thousand blocks has a tenth of it."""
+
+
+def source_of(path: str, where: str) -> str:
+    """Return the text of a file of Python.
+
+    Args:
+        path: relative to the current folder, or absolute.
+        where: configuration path that messages name.
+
+    Raises:
+        StrategyError: it is no regular file, is too large, or cannot be read as text.
+    """
+    try:
+        status = Path(path).stat()
+    except (OSError, ValueError) as error:  # the latter for a name that no file can have
+        said = error.strerror if isinstance(error, OSError) else error
+        raise StrategyError(where, f"{path!r} cannot be read: {said}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise StrategyError(where, f"{path!r} is no regular file; give the path of a file of Python")
+    if status.st_size > MOST_BYTES:
+        problem = f"{path!r} has {status.st_size} bytes, and at most {MOST_BYTES} are read"
+        raise StrategyError(where, f"{problem}; give a file with `apply(model)`")
+    try:
+        with Path(path).open("rb") as opened:
+            return opened.read(MOST_BYTES).decode("utf-8")
+    except OSError as error:
+        raise StrategyError(where, f"{path!r} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise StrategyError(where, f"{path!r} is no text in UTF-8; give a file of Python") from error
+
+
+def apply_of(path: str, where: str) -> Callable[[Any], Any]:
+    """Return the function `apply` of a file, which takes a model and returns it, or changes it.
+
+    Args:
+        path: relative to the current folder, or absolute.
+        where: configuration path that messages name.
+
+    Raises:
+        StrategyError: it cannot be read or run, or has no such function.
+    """
+    module = _module(path, source_of(path, where), where)
+    apply = vars(module).get("apply")
+    if not callable(apply):
+        raise StrategyError(where, f"{path!r} has no function `apply`; write `def apply(model)` in it")
+    function: Callable[[Any], Any] = apply
+    return function
+
+
+def _module(path: str, source: str, where: str) -> ModuleType:
+    """Return the module of a file, in `sys.modules`, so that what it defines can be pickled."""
+    name = f"acbench_file_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    module = ModuleType(name)
+    module.__file__ = str(Path(path).resolve())
+    sys.modules[name] = module
+    try:
+        exec(compile(source, module.__file__, "exec", dont_inherit=True), vars(module))  # noqa: S102 (the user's own code)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        said = f"{type(error).__name__}: {error}"
+        raise StrategyError(where, f"{path!r} cannot be imported: {said}") from error
+    return module

@@ -1,0 +1,176 @@
+"""Blocks that run again in backward, but for the results that rules name."""
+
+import threading
+import warnings
+from collections import Counter
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.checkpoint import checkpoint
+
+from strategies.written.runtime.found_blocks import NAME, found
+
+RULES: list[tuple[list[str], list[str], list[str]]] = []
+FAMILIES = {
+    "linear": ("mm", "addmm", "linear", "mkldnn_linear", "_addmm_activation", "_scaled_mm", "_scaled_mm_v2"),
+    "bmm": ("bmm", "baddbmm", "matmul", "_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"),
+    "convolution": ("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution"),
+}
+running = threading.local()
+
+
+def family(op: Any) -> str | None:
+    """Return the family of an operator: attention whatever its kernel, none where it costs little."""
+    name = getattr(op, "__name__", str(op)).split(".")[0].rstrip("_")
+    if "softmax" in name:
+        return None if "log" in name else "softmax"
+    if "attention" in name or "attn" in name:
+        return "attention"
+    return next((kind for kind, names in FAMILIES.items() if name in names), None)
+
+
+def random_state(device: torch.device, state: Tensor | None = None) -> Any:
+    """Return the state of the random numbers of a device, or set it."""
+    if device.type == "cpu":
+        return torch.get_rng_state() if state is None else torch.set_rng_state(state)
+    module = torch.get_device_module(device)
+    return module.get_rng_state(device) if state is None else module.set_rng_state(state, device)
+
+
+class Rules(TorchDispatchMode):
+    """Keeps in forward the results that rules name, and gives them back when the block runs again."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, fqn: str, keep: frozenset[str], kept: dict[str, Any], named: set[Any] | None) -> None:
+        super().__init__()
+        self.fqn, self.keep, self.kept, self.named = fqn, keep, kept, named  # no `named`: it runs again
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Return true: what is compiled inside of a block stays so."""
+        return True
+
+    def __enter__(self) -> Any:
+        running.mode = self.begun()
+        return super().__enter__()
+
+    def begun(self) -> Any:
+        """Return itself, at the start of a forward."""
+        self.stack, self.calls = [""], Counter[str]()
+        self.products, self.scored = dict[str, str](), set[str]()
+        return self
+
+    def enter(self, name: str) -> None:
+        """Take note that a module of the block begins to run."""
+        self.stack.append(f"{name}@{self.calls[name]}" if self.calls[name] else name)
+        self.calls[name] += 1
+
+    def rule(self, op: Any) -> str | None:
+        """Return the name of a call: module, family and, from the second on, its number."""
+        kind, module = family(op), self.stack[-1]
+        if kind == "softmax":  # the product before it is part of attention, and always runs again
+            self.scored.add(module)
+            self.disown(self.products.pop(module, ""))
+        if kind == "bmm" and module in self.scored:  # softmax · V has the result of a fused kernel
+            self.scored.remove(module)
+            kind = "attention"
+        if kind in (None, "softmax"):
+            return None
+        rule = f"{module}:{kind}"
+        self.calls[rule] += 1
+        rule += f"#{self.calls[rule] - 1}" if self.calls[rule] > 1 else ""
+        if kind == "bmm":
+            self.products[module] = rule
+        return rule
+
+    def disown(self, rule: str) -> None:
+        """Take back that an operator is one to name."""
+        if self.named is not None and rule not in self.keep:
+            self.named.discard((self.fqn, rule))
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        rule, kwargs = self.rule(op), kwargs or {}
+        if self.named is None and rule in self.kept:
+            return self.given_back(rule, str(op))
+        result = op(*args, **kwargs)
+        if self.named is not None and rule:
+            self.named.add((self.fqn, rule))
+        if self.named is not None and rule in self.keep:
+            with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+                alias = tree_map_only(
+                    Tensor, Tensor.detach, result
+                )  # it counts writes together with the result
+            tensors = [each for each in tree_leaves(alias) if isinstance(each, Tensor)]
+            names = [each.name for each in op._schema.arguments] if hasattr(op, "_schema") else []
+            draws = {**dict(zip(names, args, strict=False)), **kwargs}.get("dropout_p")
+            state = random_state(tensors[0].device) if draws else None
+            self.kept[rule] = str(op), alias, tensors, [each._version for each in tensors], state
+        return result
+
+    def given_back(self, rule: str, name: str) -> Any:
+        """Return what forward has kept, and let what draws next draw what it drew there."""
+        kept_name, result, tensors, versions, state = self.kept.pop(rule)
+        if name != kept_name:
+            raise RuntimeError(
+                f"{NAME}: {self.fqn} {rule} was {kept_name} in forward, and is {name} in backward"
+            )
+        if versions != [each._version for each in tensors]:
+            raise RuntimeError(
+                f"{NAME}: {self.fqn} {rule} was written to in place afterwards; remove this rule"
+            )
+        if state is not None:
+            random_state(tensors[0].device, state)
+        return result
+
+
+# rules follow what runs, so these blocks stay eager where the model is compiled
+@torch._disable_dynamo  # type: ignore[attr-defined]
+def forward(
+    block: nn.Module, fqn: str, keep: frozenset[str], named: set[Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Run the block's own forward, and again in backward with the results that it keeps."""
+    own, count, kept = type(block).forward, len(args), dict[str, Any]()
+    if not torch.is_grad_enabled():
+        return own(block, *args, **kwargs)
+
+    def run(*given: Any) -> Any:  # torch looks for devices of random numbers among positions alone
+        with ExitStack() as hooks:
+            for name, module in [*block.named_modules()][1:]:
+                enter = module.register_forward_pre_hook(lambda *_, name=name: running.mode.enter(name))
+                leave = module.register_forward_hook(lambda *_: running.mode.stack.pop() and None)
+                hooks.callback(enter.remove)
+                hooks.callback(leave.remove)
+            return own(block, *given[:count], **dict(zip(kwargs, given[count:], strict=True)))
+
+    modes = Rules(fqn, keep, kept, named), Rules(fqn, keep, kept, None)
+    return checkpoint(run, *args, *kwargs.values(), use_reentrant=False, context_fn=lambda: modes)
+
+
+def report(named: set[Any], model: nn.Module, *_: Any) -> None:
+    """Warn, after the first forward that trains, of idle rules and of operators without a rule."""
+    if not torch.is_grad_enabled():
+        return
+    model._ac_report.remove()  # type: ignore[operator, union-attr]
+    planned = {(fqn, rule) for blocks, keep, again in RULES for fqn in blocks for rule in keep + again}
+    for what, those in (
+        ("rules named nothing", planned - named),
+        ("operators have no rule", named - planned),
+    ):
+        if those:
+            first = ", ".join(f"{fqn} {rule}" for fqn, rule in sorted(those)[:5])
+            warnings.warn(f"{NAME}: {len(those)} {what}, so bytes are not as planned: {first}", stacklevel=2)
+
+
+def apply(model: nn.Module) -> nn.Module:
+    """Return `model`, whose blocks run again in backward, but for what `RULES` let stay."""
+    keeps, named = {fqn: frozenset(keep) for blocks, keep, _ in RULES for fqn in blocks}, set[Any]()
+    for fqn, block in found(model, keeps).items():
+        block.forward = partial(forward, block, fqn, keeps[fqn], named)  # type: ignore[method-assign]
+    model._ac_report = model.register_forward_hook(partial(report, named))  # type: ignore[assignment]
+    return model

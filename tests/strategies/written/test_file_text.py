@@ -1,0 +1,265 @@
+"""Written files: what they compute in every setting, what they say, and how they prove themselves."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from strategies.written.file_text import BlockRules, offloading_file, recomputing_file, rules_file
+from strategies.written.loaded_file import apply_of
+from tests.strategies.toys import Stack, differences, toy, train_step
+from tests.strategies.written.written_toys import TOKENS, loaded, rules_of
+
+BLOCKS = [f"layers.{number}" for number in range(3)]
+FILES: dict[str, str] = {
+    "full": recomputing_file(BLOCKS, title="Full."),
+    "the first two": recomputing_file(BLOCKS[:2], title="The first two."),
+    "offload": offloading_file(BLOCKS, title="Offload."),
+    "rules that keep all": rules_file(rules_of(toy()), title="All."),
+    "rules that keep some": rules_file(rules_of(toy(), 9000), title="Some."),
+    "rules that keep nothing": rules_file(rules_of(toy(), 0), title="Nothing."),
+}
+each_file = pytest.mark.parametrize("text", FILES.values(), ids=FILES)
+
+
+def applied(tmp_path: Path, text: str, model: nn.Module) -> nn.Module:
+    path = tmp_path / "apply_ac.py"
+    path.write_text(text, encoding="utf-8")
+    changed: nn.Module = apply_of(str(path), "path")(model)
+    return changed
+
+
+def _evaluates_first(model: nn.Module) -> Any:
+    model.eval()
+    model(TOKENS).sum().backward()
+    return train_step(model.train())
+
+
+def _in_bfloat16(model: nn.Module) -> Any:
+    with torch.autocast("cpu", torch.bfloat16):
+        return train_step(model)
+
+
+def _evaluates_within_autocast(model: nn.Module) -> Any:
+    with torch.autocast("cpu", torch.bfloat16):
+        return _evaluates_first(model)
+
+
+def _with_products(model: nn.Module) -> Any:
+    with sdpa_kernel(SDPBackend.MATH):
+        return train_step(model)
+
+
+def _twice(model: nn.Module) -> Any:
+    train_step(model)
+    return train_step(model)
+
+
+def _as_pickled(model: nn.Module) -> Any:
+    return train_step(pickle.loads(pickle.dumps(model)))
+
+
+SETTINGS: dict[str, Callable[[nn.Module], Any]] = {
+    "twice": _twice,
+    "after evaluation with gradients": _evaluates_first,
+    "bf16 autocast": _in_bfloat16,
+    "evaluation and training in one autocast": _evaluates_within_autocast,
+    "attention as products": _with_products,
+    "a deep copy": lambda model: train_step(copy.deepcopy(model)),
+    "through pickle": _as_pickled,
+}
+
+
+@each_file
+@pytest.mark.parametrize("train", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("name", ["biased", "no_dropout", "keyword_inputs"])
+def test_a_step_is_that_of_the_plain_model_bit_for_bit(
+    tmp_path: Path, text: str, train: Callable[[nn.Module], Any], name: str
+) -> None:
+    assert differences(train(toy(name)), train(applied(tmp_path, text, toy(name)))) == []
+
+
+@each_file
+def test_two_backwards_of_one_forward(tmp_path: Path, text: str) -> None:
+    gradients: list[list[Tensor | None]] = []
+    for model in (toy(), applied(tmp_path, text, toy())):
+        torch.manual_seed(0)
+        loss = model(TOKENS).square().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        gradients.append([each.grad for each in model.parameters()])
+    assert all(map(torch.equal, *gradients))
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["copy", "pickle"]
+)
+def test_a_copy_is_checkpointed_by_itself(tmp_path: Path, duplicate: Any) -> None:
+    model = applied(tmp_path, FILES["rules that keep some"], toy())
+    twin = duplicate(model)
+    train_step(twin)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert [vars(block)["forward"].args[0] is block for block in twin.layers] == [True, True, True]
+
+
+def test_a_shared_block_is_one(tmp_path: Path) -> None:
+    model = applied(tmp_path, FILES["full"], toy("shared_block"))
+    assert differences(train_step(toy("shared_block")), train_step(model)) == []
+
+
+def test_a_second_application_is_refused() -> None:
+    apply = loaded(FILES["full"])["apply"]
+    model = apply(toy())
+    with pytest.raises(
+        ValueError,
+        match=r"^apply_ac: 'layers\.0' has a forward of its own already; apply one file, and once$",
+    ):
+        apply(model)
+
+
+def test_a_file_for_another_model_leaves_this_one_as_it_is() -> None:
+    rules = {**rules_of(toy()), "decoder.0": BlockRules()}
+    model = toy()
+    with pytest.raises(ValueError, match=r"^apply_ac was written for another") as error:
+        loaded(rules_file(rules, title="Other."))["apply"](model)
+    assert str(error.value) == (
+        "apply_ac was written for another model than this Toy: "
+        "1 of 4 blocks are missing, 'decoder.0' is the first"
+    )
+    assert not [block for block in model.layers if "forward" in vars(block)]
+
+
+def test_what_rules_do_not_name_is_said_once() -> None:
+    model = loaded(FILES["rules that keep all"])["apply"](toy())
+    model.layers[1].up = nn.Sequential(model.layers[1].up)
+    with torch.no_grad():
+        model(TOKENS)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        train_step(model)
+        train_step(model)
+    assert [str(each.message) for each in said] == [
+        "apply_ac: 1 rules named nothing, so bytes are not as planned: layers.1 up:linear",
+        "apply_ac: 1 operators have no rule, so bytes are not as planned: layers.1 up.0:linear",
+    ]
+
+
+class WritesInPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).relu_()).sin()  # type: ignore[no-any-return]
+
+
+def test_a_kept_result_that_is_written_in_place_raises() -> None:
+    rules = {"layers.0": BlockRules(keep=("first:linear",), again=("second:linear",))}
+    model = loaded(rules_file(rules, title="Wrong."))["apply"](Stack(WritesInPlace()))
+    loss = model(torch.randn(2, 8)).sum()
+    with pytest.raises(RuntimeError) as error:
+        loss.backward()
+    assert str(error.value) == (
+        "apply_ac: layers.0 first:linear was written to in place afterwards; remove this rule"
+    )
+    keep = rules_of(Stack(WritesInPlace()), sample=(torch.randn(2, 8),))
+    assert keep == {"layers.0": BlockRules(keep=("second:linear",), again=("first:linear",))}
+
+
+def test_another_kernel_in_backward_raises() -> None:
+    model = loaded(FILES["rules that keep all"])["apply"](toy("no_dropout"))
+    with sdpa_kernel(SDPBackend.MATH):
+        loss = model(TOKENS).sum()
+    with pytest.raises(RuntimeError) as error:
+        loss.backward()
+    assert str(error.value) == (
+        "apply_ac: layers.2 :attention was aten.bmm.default in forward, "
+        "and is aten._scaled_dot_product_flash_attention_for_cpu.default in backward"
+    )
+
+
+def test_blocks_with_rules_stay_eager_in_a_compiled_model(tmp_path: Path) -> None:
+    model = applied(tmp_path, FILES["rules that keep all"], toy())
+    compiled = torch.compile(model, backend="eager")
+    assert differences(train_step(toy()), train_step(model, compiled)) == []
+
+
+def test_names_of_blocks_are_listed_briefly() -> None:
+    names = [*(f"a.{n}" for n in range(12)), "b.x", *(f"c.{n}" for n in range(3, 7)), "d.0", "d.1", "e.01"]
+    text = recomputing_file(names, title="Many.")
+    assert loaded(text)["BLOCKS"] == names
+    numbers = '*(f"a.{n}" for n in range(12)), "b.x", *(f"c.{n}" for n in range(3, 7)), "d.0", "d.1", "e.01"'
+    assert f"BLOCKS = [{numbers}]\n" in text
+
+
+def test_equal_blocks_share_a_row() -> None:
+    text = rules_file(rules_of(toy(), 12000), title="Some.")
+    assert [names for names, *_ in loaded(text)["RULES"]] == [["layers.0", "layers.1"], ["layers.2"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "factory", "options", "status", "said"),
+    [
+        pytest.param(
+            FILES["rules that keep all"],
+            "tests.strategies.toys:toy",
+            [],
+            None,
+            "apply_ac holds: bits of 37 tensors are equal on cpu, 183368 -> 108872 bytes wait for backward",
+            id="rules",
+        ),
+        pytest.param(
+            FILES["full"],
+            "tests.strategies.toys:toy",
+            ["name=no_dropout", "--autocast"],
+            None,
+            "apply_ac holds: bits of 37 tensors are equal on cpu, 72168 -> 9192 bytes wait for backward",
+            id="full, with an argument of the factory, under autocast",
+        ),
+        pytest.param(
+            FILES["offload"],
+            "tests.strategies.toys:toy",
+            [],
+            1,
+            "apply_ac does not hold: 183368 bytes wait for backward, and 183368 without it",
+            id="what saves nothing",
+        ),
+        pytest.param(
+            FILES["full"],
+            "tests.strategies.toys:toy",
+            ["name=module_dict"],
+            1,
+            "apply_ac does not hold: ValueError: apply_ac was written for another model than this Toy: "
+            "3 of 3 blocks are missing, 'layers.0' is the first",
+            id="another model",
+        ),
+        pytest.param(
+            FILES["full"].replace("return own(block, *given", "return 1.01 * own(block, *given"),
+            "tests.strategies.toys:toy",
+            [],
+            1,
+            "apply_ac does not hold: loss differs, as 33 of 37 do",
+            id="what differs",
+        ),
+    ],
+)
+def test_the_proof(
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    factory: str,
+    options: list[str],
+    status: int | None,
+    said: str,
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        loaded(text)["main"]("--check", factory, *options)
+    assert (capsys.readouterr().out, ended.value.code) == (f"{said}\n", status)
