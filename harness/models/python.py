@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import unwrap
@@ -94,13 +95,19 @@ class PythonSpec(LanguageModelSpec):
 
     def loss_reads_targets_only(self) -> bool:
         """Return whether the loss is not the factory's own."""
-        return self._given() is None
+        return self.reads_tokens()
 
     def sample_batch(self, batch_size: int, random: np.random.Generator) -> Batch:
         """Return samples of the factory's batch function or dataset, on CPU."""
+        light, seed = self._given(device="meta"), int(random.integers(given_inputs.SEEDS))
+        assert light is not None, "a model of tokens draws nothing"
+        with suppress(ConfigError):  # its samples are tensors of the factory's, which have no values here
+            batch = light.batch(batch_size, seed)
+            if not any(tensor.is_meta for _, tensor in given_inputs.tensors_of(batch)):
+                return batch
         given = self._given()
-        assert given is not None, "a model of tokens draws nothing"
-        return given.batch(batch_size, random)
+        assert given is not None, "a factory gives the same each time"
+        return given.batch(batch_size, seed)
 
     def usual_dtype(self) -> str:
         """Return `own`: the model stays as the factory made it."""
@@ -129,7 +136,7 @@ class PythonSpec(LanguageModelSpec):
 
     def reads_tokens(self) -> bool:
         """Whether the factory gives no inputs."""
-        return self._given() is None
+        return self._given(device="meta") is None
 
     def files(self) -> tuple[Path, ...]:
         """Return the user's source files that make the model."""

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -124,14 +124,41 @@ def _fake_trial(
         )
     mesh, on = experiment.mesh, torch.device(device)
     fakes = fakes_of(experiment)
-    given = batches(experiment, on, dp_rank=0)
-    batch = [given(step).changed(fakes.from_tensor) for step in range(UNMEASURED_STEPS + 1)]
+    given = batches(experiment, on, dp_rank=0, is_example_empty=True)
+    batch = [given(step).changed(_Fakery(fakes, on)) for step in range(UNMEASURED_STEPS + 1)]
     with _ranks(mesh), cpu_stands_in_for_cuda(mesh, on), _named_errors(), _little_garbage():
         devices = device_mesh(mesh, on)
         sharding = plan_sharding(experiment, batch[0].inputs, on)
         make = partial(assemble, device=on, devices=devices, sample=batch[0], sharding=sharding)
         with as_with_data(), as_with_values(), compiling_fakes(experiment), fakes:
             yield make, batch.__getitem__, fakes
+
+
+class _Fakery:
+    """Gives fake tensors for those of one batch; what shares memory there shares it here."""
+
+    def __init__(self, fakes: BalancedFakes, device: torch.device) -> None:
+        self._fakes = fakes
+        self._device = device
+        self._storages: dict[int, torch.UntypedStorage] = {}
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """Return a fake tensor on the device for one that has data, or is on the meta device."""
+        if not tensor.is_meta:
+            return self._fakes.from_tensor(tensor)
+        storage = tensor.untyped_storage()
+        with self._fakes:
+            if storage._cdata not in self._storages:  # noqa: SLF001 (a storage has no public identity)
+                held = torch.empty(storage.nbytes(), dtype=torch.uint8, device=self._device)
+                self._storages[storage._cdata] = held.untyped_storage()  # noqa: SLF001 (as above)
+            made = torch.empty(0, dtype=tensor.dtype, device=self._device)
+            made.set_(
+                self._storages[storage._cdata],  # noqa: SLF001 (as above)
+                tensor.storage_offset(),
+                tensor.size(),
+                tensor.stride(),
+            )
+            return made.requires_grad_(tensor.requires_grad)
 
 
 def _warm_up_steps(mesh: Mesh) -> int:

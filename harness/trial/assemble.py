@@ -189,7 +189,7 @@ def _trained(experiment: Experiment, model: nn.Module, changed: dict[str, int]) 
     """Return what is trained, and on which inputs."""
     spec = experiment.model
     inputs = "tokens" if spec.reads_tokens() else "samples"
-    if spec.fixed_batch() is not None:
+    if spec.fixed_batch(device="meta") is not None:
         inputs = "example rows" if spec.splits_fixed_batch() else "example"
     return TrainedModel(
         elements=made_model.elements_by_dtype(model),

@@ -11,19 +11,23 @@ from harness.experiment.experiment import Experiment
 from harness.models.base import Batch
 
 
-def batches(experiment: Experiment, device: torch.device, dp_rank: int) -> Callable[[int], Batch]:
+def batches(
+    experiment: Experiment, device: torch.device, dp_rank: int, *, is_example_empty: bool = False
+) -> Callable[[int], Batch]:
     """Return a function from the step number to a rank's share of the batch: each call returns a new copy.
 
     Args:
         experiment: has model, data and mesh.
         device: device of the copies.
         dp_rank: data-parallel index of the rank; tensor-parallel peers read the same.
+        is_example_empty: give the one batch that a model brings itself as it is made on the meta device, so
+            that neither it nor the model beside it takes memory; it is no copy.
     """
     model, ranks = experiment.model, experiment.mesh.dp
-    fixed = model.fixed_batch(experiment.seed, device.type)
+    fixed = model.fixed_batch(experiment.seed, "meta" if is_example_empty else device.type)
     if fixed is not None:
         share = fixed.share(dp_rank, ranks) if model.splits_fixed_batch() else fixed
-        return lambda _step: share.to(device)
+        return lambda _step: share if is_example_empty else share.to(device)
     source = source_of(model, experiment.data, sequence_length=experiment.sequence_length)
 
     def batch(step: int) -> Batch:

@@ -129,7 +129,7 @@ def _read_files(model: ModelSpec) -> None:
 
 def _check_inputs(model: ModelSpec, data: DataSpec, sequence_length: int, batch_size: int, dp: int) -> None:
     """Refuse data that the model cannot read, and batches that the mesh cannot share."""
-    fixed = model.fixed_batch()
+    fixed = model.fixed_batch(device="meta")
     if fixed is not None:
         _check_fixed_batch(data, sequence_length, batch_size, dp)
         if model.splits_fixed_batch():

@@ -209,7 +209,7 @@ def _without_memory(model: ModelSpec, batch: tuple[int, int]) -> tuple[nn.Module
 
 def _batch(model: ModelSpec, batch: tuple[int, int]) -> Batch:
     """Return a rank's batch on the meta device."""
-    fixed = model.fixed_batch()
+    fixed = model.fixed_batch(device="meta")
     if fixed is not None:
         return fixed
     random = np.random.default_rng(0)

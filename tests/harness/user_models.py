@@ -42,6 +42,19 @@ class Block(nn.Module):
         return output
 
 
+def too_large_for_any_machine(given: str) -> Any:
+    """Return a model of 4 TB, which exists without memory alone, with an example or samples."""
+    model = nn.Linear(1 << 20, 1 << 20, bias=False)
+
+    def drawn(count: int) -> Any:
+        return (torch.randn(count, 1 << 20),), torch.randn(count)
+
+    if given == "samples":
+        return model, drawn, lambda outputs, targets: (outputs.mean(1) * targets).sum()
+    rows = torch.randn(4, 1 << 20)
+    return model, (rows if given == "example" else rows[::2],), lambda outputs: outputs.mean()
+
+
 class ByName(nn.Module):
     """A model that takes its input by name alone."""
 

@@ -20,7 +20,9 @@ from harness.errors import ConfigError
 from harness.models.base import Batch
 
 _PAIR = "(inputs, targets)"
-_SEEDS = 1 << 32  # NumPy takes no more
+SEEDS = 1 << 32
+"""Number of seeds; NumPy takes no more."""
+
 _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -54,14 +56,14 @@ class GivenInputs:
             raise ConfigError("model.factory", "the loss depends on no parameter that requires a gradient")
         return loss
 
-    def batch(self, count: int, random: np.random.Generator) -> Batch:
+    def batch(self, count: int, seed: int) -> Batch:
         """Return `count` samples of the batch function or dataset, on CPU.
 
         Raises:
             ConfigError: it fails, or returns something else.
         """
         assert self.draw is not None, "one example is not drawn"
-        with seeded(int(random.integers(_SEEDS))), torch.device("cpu"):
+        with seeded(seed), torch.device("cpu"):
             try:
                 drawn = self.draw(count)
             except Exception as error:
@@ -106,7 +108,7 @@ def require_rows(batch: Batch, count: int, where: str, what: str) -> None:
     Raises:
         ConfigError: naming the tensor.
     """
-    for name, tensor in _tensors(batch):
+    for name, tensor in tensors_of(batch):
         if not tensor.dim() or tensor.size(0) != count:
             problem = f"every tensor of {what} needs a row for each of {count} samples, but {name} has"
             raise ConfigError(where, f"{problem} shape {tuple(tensor.shape)}")
@@ -189,7 +191,8 @@ def by_position(forward: Signature, given: Mapping[str, Any]) -> tuple[tuple[Any
     return tuple(bound.arguments.values())[: last + 1], {}
 
 
-def _tensors(batch: Batch) -> Iterator[tuple[str, Tensor]]:
+def tensors_of(batch: Batch) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a batch with their names."""
     for name in ("inputs", "keywords", "targets"):
         leaves, _ = pytree.tree_flatten_with_path(getattr(batch, name))
         yield from (
@@ -198,7 +201,7 @@ def _tensors(batch: Batch) -> Iterator[tuple[str, Tensor]]:
 
 
 def _require_leaves(batch: Batch) -> None:
-    for name, tensor in _tensors(batch):
+    for name, tensor in tensors_of(batch):
         if tensor.requires_grad and not tensor.is_leaf:
             problem = f"{name} has a history that ends outside of the step; give `.detach().requires_grad_()`"
             raise ConfigError("model.factory", problem)
@@ -224,7 +227,7 @@ def seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):  # a look at CUDA would open a context
         torch.manual_seed(seed)
         python_random.seed(seed)
-        np.random.seed(seed % _SEEDS)  # noqa: NPY002 (as above)
+        np.random.seed(seed % SEEDS)  # noqa: NPY002 (as above)
         try:
             yield
         finally:

@@ -90,21 +90,33 @@ class FactoryCall:
         return {**given, "dropout": self.dropout}
 
 
-@functools.cache
 def inputs_of(call: FactoryCall, seed: int = 0, device: str = "cpu") -> GivenInputs | None:
     """Return what the model of `call` reads, made once a process for each seed and device.
 
     A loss function may close over targets that belong to its inputs, or over its module. So a module is
     trained with the loss of its own call, and random numbers start here as there: both make one example.
+    On the `meta` device nothing takes memory, and tensors have no values.
 
     Raises:
         ConfigError: as `FactoryCall.make`; or the factory returns one module for every call.
     """
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        first, given = call.make()
-    with seeded(seed), torch.device("meta" if given is None else device):
+    _, given = _first(call)
+    return _made(call, *((0, "meta") if given is None else (seed, device)))
+
+
+@functools.cache
+def _first(call: FactoryCall) -> tuple[nn.Module, GivenInputs | None]:
+    """Return the first model of `call`, which has no memory, and what it reads."""
+    with seeded(0), torch.device("meta"):
+        return call.make()
+
+
+@functools.cache
+def _made(call: FactoryCall, seed: int, device: str) -> GivenInputs | None:
+    """Return what another model of `call` reads."""
+    with seeded(seed), torch.device(device):
         other, made = call.make()
-    if first is other:
+    if _first(call)[0] is other:
         problem = f"{call.factory!r} returns the same module each time; each model of a trial is a new one"
         raise ConfigError("model.factory", f"{problem}: make it inside of the function")
     return made

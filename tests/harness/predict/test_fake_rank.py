@@ -188,3 +188,19 @@ def test_a_factory_that_reads_a_value_is_refused_with_its_line() -> None:
     )
     with pytest.raises(ConfigError, match=message):
         fake_step(step_log(experiment_of(line), "cpu"), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        pytest.param("example", 4 << 22, id="an example"),
+        pytest.param("view", 4 << 22, id="a view, with all that it is of"),
+        pytest.param("samples", (8 << 22) + 8 * 4, id="samples"),
+    ],
+)
+def test_a_factory_with_inputs_takes_no_memory(given: str, expected: int) -> None:
+    factory = "tests.harness.user_models:too_large_for_any_machine"
+    line = f"model=python model.factory={factory} ++model.kwargs.given={given} optimizer=sgd"
+    memory = fake_step(step_log(experiment_of(line), "cpu"), "cpu").memory
+    assert memory.parameter_bytes == 1 << 42
+    assert memory.peak_parts["inputs"] == expected
