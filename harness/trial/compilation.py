@@ -33,7 +33,6 @@ from strategies.regions.blocks import Disguised
 from strategies.regions.disguise import disguise
 
 _ATTRIBUTE = "_acbench_compiled"
-_PREFIX = "Compiled"
 _RECOMPILATIONS = 256
 """Of one function: models with and without AC share the code of their blocks, each of which may have a plan
 of its own. torch's own limit is 8."""
@@ -209,7 +208,7 @@ def _partitions(
 def _compile(module: nn.Module, backend: Backend) -> None:
     call = torch.compile(module.forward, backend=backend, dynamic=False)
     module.__dict__[_ATTRIBUTE] = Entrance(graphs=backend.graphs, call=call)
-    disguise(module, _CompiledForward, _PREFIX)
+    disguise(module, _CompiledForward)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,7 +21,6 @@ from strategies.regions.disguise import disguise, disguised
 
 _ATTRIBUTE = "_acbench_region"
 _MARK = "_acbench_enclosed"
-_PREFIX = "Enclosed"
 
 _OWN_CHECKPOINTING = {  # flag of a module -> the calls that clear it, of which the model has one
     "gradient_checkpointing": (
@@ -106,7 +105,7 @@ def enclose(module: nn.Module, region: Region, *, holds_call: bool = True) -> No
     if has_region:
         return
     mixin = _EnclosedCall if holds_call and isinstance(module, FSDPModule) else _EnclosedForward
-    disguise(module, mixin, _PREFIX)
+    disguise(module, mixin)
 
 
 def mark(model: nn.Module) -> None:
@@ -179,5 +178,5 @@ class _EnclosedCall(Enclosed):
 
 
 def _rebuild(original: Any) -> nn.Module:
-    enclosed = disguised(_EnclosedForward, original, _PREFIX)  # what FSDP2 shards is not copied
+    enclosed = disguised(_EnclosedForward, original)  # what FSDP2 shards is not copied
     return enclosed.__new__(enclosed)

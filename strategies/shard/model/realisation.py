@@ -278,7 +278,7 @@ def _disguise(module: nn.Module, run: Callable[..., Any]) -> None:
         module.__dict__[_PLACED] = partial(_run_both, run, vars(module)[_PLACED])
         return
     module.__dict__[_PLACED] = run
-    disguise(module, _PlacedForward, "Placed")
+    disguise(module, _PlacedForward)
 
 
 def _run_both(

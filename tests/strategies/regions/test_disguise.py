@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import copy
+import inspect
+import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -29,6 +32,12 @@ class Counting(nn.Module):
         type(self).calls += 1
         return f"call {type(self).calls}"
 
+    class Inner(nn.Module):
+        """A class in a class."""
+
+        def forward(self, mask: int = 3) -> str:
+            return f"mask {mask}"
+
 
 class Abstract(nn.Module, ABC):
     calls = 0
@@ -55,6 +64,10 @@ class Registered(nn.Module):
         return f"call {type(self).calls}"
 
 
+class Derived(disguised(Ours, Counting)):  # type: ignore[misc]
+    """A class of the user's on top of ours."""
+
+
 CLASSES = [
     pytest.param(Counting, id="a class"),
     pytest.param(Concrete, id="one with a metaclass"),
@@ -68,9 +81,9 @@ def test_what_forward_writes_to_its_class_is_written_there(cls: Any, mixins: tup
     cls.calls = 3  # as a factory does
     module = cls()
     for mixin in mixins:
-        disguise(module, mixin, "Our")
+        disguise(module, mixin)
     assert module() == "around " * len(mixins) + "call 4"
-    assert (cls.calls, type(module).__name__) == (4, "Our" * len(mixins) + cls.__name__)
+    assert (cls.calls, type(module).__name__) == (4, cls.__name__)
     assert isinstance(module, cls)
     assert disguised(Ours, cls) is disguised(Ours, cls)
 
@@ -103,8 +116,32 @@ def test_a_class_that_others_derive_keeps_its_own() -> None:
 
 def test_a_meter_finds_forward_where_it_looks() -> None:
     worn: Any = disguised(Ours, Counting)
-    before = Counting.forward
+    before, ours = Counting.forward, worn.forward
     worn.forward = lambda _self: "measured"
     assert (worn()(), Counting.forward) == ("measured", before)
-    del worn.forward
+    worn.forward = ours
     assert worn()().startswith("around ")
+
+
+@pytest.mark.parametrize("cls", [*CLASSES, pytest.param(Counting.Inner, id="one in another")])
+@pytest.mark.parametrize("mixins", [(Ours,), (Ours, AlsoOurs)], ids=["once", "a disguise over a disguise"])
+def test_code_that_asks_for_the_class_finds_the_users(cls: Any, mixins: tuple[Any, ...]) -> None:
+    module = cls()
+    for mixin in mixins:
+        disguise(module, mixin)
+    worn = type(module)
+    assert worn is not cls  # what cannot be kept
+    assert (str(worn), worn.__name__, worn.__qualname__) == (str(cls), cls.__name__, cls.__qualname__)
+    assert (worn.__module__, worn.__doc__) == (cls.__module__, cls.__doc__)
+    assert isinstance(module, cls)
+    assert issubclass(worn, cls)
+    assert inspect.getsource(worn) == inspect.getsource(cls)
+    assert inspect.getsource(module.forward) == inspect.getsource(cls.forward)
+    assert inspect.signature(module.forward) == inspect.signature(cls().forward)
+    assert pickle.loads(pickle.dumps(worn)) is worn
+    assert type(copy.deepcopy(module)) is worn
+    assert type(pickle.loads(pickle.dumps(module))) is worn
+
+
+def test_what_is_derived_from_a_dynamic_class_is_pickled_by_its_name() -> None:
+    assert pickle.loads(pickle.dumps(Derived)) is Derived
