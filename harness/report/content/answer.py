@@ -19,8 +19,8 @@ from harness.report.content.columns import (
     ratio,
 )
 from harness.report.content.columns import ratio_with_interval as interval
-from harness.report.content.domination import baseline_among, domination
 from harness.report.content.pareto import ParetoFront, TradeOff, pareto_front
+from harness.report.content.recommendation import baseline_among, recommendation
 from harness.report.facts import quantities
 from harness.report.facts.baseline import baseline, is_sharded, of_baseline
 from harness.report.facts.document import CodeText, Line, LinePart, Number, Statement
@@ -28,6 +28,7 @@ from harness.report.facts.fields_read import as_read
 from harness.report.facts.labels import fields_that_differ, mesh_sizes
 from harness.report.facts.number_words import NumberUnit, and_more
 from harness.report.facts.sweep_records import Entry, SweepRecords, is_on_cpu, sentence
+from harness.report.facts.workloads import MOST_WORKLOADS, workloads
 
 _WORDS_FOR = {"inert": " does nothing: ", "unverified": " is "}
 _MOST_NAMED = 4
@@ -36,18 +37,36 @@ _SIZES = {"batch_size": "batch size", "sequence_length": "sequence length"}
 
 
 def answer(sweep: SweepRecords) -> tuple[Statement, ...]:
-    """Return what dominates what, what was trained, and at most two sentences on the best examined mesh.
+    """Return what to use, what was trained, and at most two sentences on the best examined mesh.
 
     Args:
         sweep: the trials of one workload.
     """
-    settings = sorted(sweep.by_setting.values(), key=lambda entries: -_measured(entries))
+    settings, fronts = _settings(sweep)
     if not settings:
         return ()
     place = f"On {settings[0][0].mesh}, " if len(settings) > 1 else ""
-    fronts = [pareto_front(entries) for entries in settings]
-    first = domination(fronts, names_meshes=bool(place))
+    first = recommendation(fronts, names_meshes=bool(place))
     return (*first, _what_was_trained(sweep), *list(_of_setting(settings[0], fronts[0], place))[:2])
+
+
+def advice(sweep: SweepRecords) -> tuple[Statement, ...]:
+    """Return what to use, of each of the workloads with the most trials."""
+    return tuple(
+        replace(each, line=(f"{workload.name}: ", *each.line)) if len(found) > 1 else each
+        for found in [workloads(sweep)]
+        for workload in found[:MOST_WORKLOADS]
+        for fronts in [_settings(workload.sweep)[1]]
+        for each in recommendation(fronts, names_meshes=len(fronts) > 1)
+    )
+
+
+def _settings(sweep: SweepRecords) -> tuple[list[Sequence[Entry]], list[ParetoFront]]:
+    """Return the trials of each mesh, that with the most measured ones first, and their fronts."""
+    settings: list[Sequence[Entry]] = sorted(
+        sweep.by_setting.values(), key=lambda entries: -_measured(entries)
+    )
+    return settings, [pareto_front(entries) for entries in settings]
 
 
 def _ends(records: Sequence[Record]) -> list[tuple[str, str, int]]:
@@ -119,27 +138,18 @@ def _of_setting(entries: Sequence[Entry], found: ParetoFront, place: str) -> Ite
     compared = [point.entry for point in found.points]
     tried = [point for point in found.points if not is_baseline(point.entry.record.experiment)]
     saving = [point for point in tried if _saves(point.entry)]
-    on_gpu = tuple(_on_gpu(found))
     if saving:
-        yield from _offers(found, saving, place, on_gpu)
+        yield from _offers(found, saving, place)
     elif tried:
         nothing = f"{place}nothing timed saves peak memory; "
         needs = (*_saving(tried[0].entry), *_at_time(tried[0].entry))
-        yield sentence(nothing, *needs, *on_gpu, ".", of=compared)
+        yield sentence(nothing, *needs, ".", of=compared)
     elif compared:
         needs = (baseline_among(entries), " needs ", *_peak(compared[0]))
-        only = on_gpu or ("; no other trial has numbers",)
-        yield sentence(place, *needs, *only, ".", of=compared[:1])
+        only = "" if found.as_on_gpu else "; no other trial has numbers"
+        yield sentence(place, *needs, only, ".", of=compared[:1])
     yield from _untimed(entries, saving, place)
     yield from _quickest(found, saving)
-
-
-def _on_gpu(found: ParetoFront) -> Iterator[LinePart]:
-    """Yield what would save most on a GPU of what a CPU cannot show."""
-    best = next((point.entry for point in found.as_on_gpu if _saves(point.entry)), None)
-    if best is not None and (share := best.number(quantities.PEAK_SAVING)) is not None:
-        yield from ("; ", CodeText(text=best.choice), " would save ", share, " on a GPU, but not on a CPU, ")
-        yield "where host memory is the same memory"
 
 
 def _untimed(entries: Sequence[Entry], saving: Sequence[TradeOff], place: str) -> Iterator[Statement]:
@@ -152,13 +162,13 @@ def _untimed(entries: Sequence[Entry], saving: Sequence[TradeOff], place: str) -
     yield sentence(where, *_saving(smallest), "; its time was not measured.", of=[smallest])
 
 
-def _offers(found: ParetoFront, saving: Sequence[TradeOff], place: str, on_gpu: Line) -> Iterator[Statement]:
+def _offers(found: ParetoFront, saving: Sequence[TradeOff], place: str) -> Iterator[Statement]:
     """Yield what saves most memory."""
     best = _best(found, saving)
     least, compared = best[0], [point.entry for point in found.points]
     equal = [point for point in best[1:] if point.peak_bytes == least.peak_bytes]
     shared = _shared(equal, len(compared)) if len(compared) > 1 else ()
-    yield sentence(place, *_saving(least.entry), *_at_time(least.entry), *shared, *on_gpu, ".", of=compared)
+    yield sentence(place, *_saving(least.entry), *_at_time(least.entry), *shared, ".", of=compared)
 
 
 def _best(found: ParetoFront, saving: Sequence[TradeOff]) -> Sequence[TradeOff]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from harness.records.parity_result import Parity, joined
 from harness.records.predicted_step import assuming
-from harness.records.record import Failure, Record
+from harness.records.record import Failure, Record, is_baseline
 from harness.records.statistics import is_distinguishable
 from harness.report.content.plan_notes import plan_notes
 from harness.report.facts import quantities
@@ -35,6 +35,8 @@ LEGEND: Legend = {
 }
 
 NOTHING = "-"
+TWIN = "(its twin)"
+"""What the row of a twin is called."""
 PHASES = ("forward", "backward", "optimizer")
 
 _EXPLAINED = ("inert", "unverified")
@@ -51,6 +53,19 @@ _MOST_OF_A_LINE = 400  # characters of a message; CUDA's out-of-memory has some 
 def result_cells(entry: Entry) -> dict[str, Line]:
     """Return the cell of every column."""
     return {heading: cell(entry) for heading, cell in _CELLS.items()}
+
+
+def twin_cells(entries: Sequence[Entry]) -> dict[str, Line] | None:
+    """Return the cells of the twin of a single trial, which no other row shows; `None` where others do."""
+    if len(entries) != 1 or is_baseline(entries[0].record.experiment):
+        return None
+    (entry,) = entries
+    known = {"saved": quantities.BASELINE_SAVED, "peak": quantities.BASELINE_PEAK}
+    if entry.number(quantities.BASELINE_PEAK) is None:
+        return None
+    cells: dict[str, Line] = dict.fromkeys(_CELLS, (NOTHING,))
+    cells["status"] = (Mark(text=entry.record.status),)
+    return cells | {heading: number_cell(entry, quantity) for heading, quantity in known.items()}
 
 
 def legend(sentences: Legend, columns: Collection[str]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from harness.report.content.columns import (
     LEGEND,
     NOTHING,
     PHASES,
+    TWIN,
     differences,
     legend,
     mark,
@@ -20,6 +21,7 @@ from harness.report.content.columns import (
     ratio,
     result_cells,
     shortened,
+    twin_cells,
 )
 from harness.report.content.pareto import ParetoFront, pareto_front
 from harness.report.content.plan_notes import plan_notes
@@ -53,7 +55,11 @@ _MOST_OF_A_MESSAGE = 2_000  # characters; the record has all
 
 def results(sweep: SweepRecords) -> Table:
     """Return every trial with its numbers, the columns that a terminal shows."""
-    found = [{"trial": (entry.trial,)} | result_cells(entry) for entry in sweep.entries]
+    found: list[dict[str, Line]] = [
+        {"trial": (entry.trial,)} | result_cells(entry) for entry in sweep.entries
+    ]
+    twin = twin_cells(sweep.entries)
+    found += [] if twin is None else [{"trial": (TWIN,)} | twin]
     headings = tuple(found[0]) if found else ()
     shown = [
         name

@@ -16,12 +16,12 @@ from rich.text import Text
 
 from harness.records.record import Record
 from harness.records.store import RECORD
-from harness.report.content.answer import differing
-from harness.report.content.columns import LEGEND, NOTHING, legend, notes, result_cells
+from harness.report.content.answer import advice, differing
+from harness.report.content.columns import LEGEND, NOTHING, TWIN, legend, notes, result_cells, twin_cells
 from harness.report.facts.column_blocks import NARROW, column_blocks
 from harness.report.facts.document import plain
 from harness.report.facts.number_words import and_more, printable
-from harness.report.facts.sweep_records import Entry, grouped, named
+from harness.report.facts.sweep_records import Entry, grouped, named, sweep_of
 
 _GAP = 2  # characters between two columns
 _NAMES = ("model", "variant", "mesh")
@@ -52,10 +52,13 @@ def sheet(records: Sequence[Record], root: Path | None = None) -> Sheet:
     """
     entries = named(records)
     found = [result_cells(entry) for entry in entries]
+    twin = twin_cells(entries)
+    found += [] if twin is None else [twin]
+    twins = entries if twin is not None else []
     columns: dict[str, list[str]] = {
-        "model": [entry.model for entry in entries],
-        "variant": [entry.variant for entry in entries],
-        "mesh": [entry.mesh for entry in entries],
+        "model": [entry.model for entry in (*entries, *twins)],
+        "variant": [*(entry.variant for entry in entries), *(TWIN for _ in twins)],
+        "mesh": [entry.mesh for entry in (*entries, *twins)],
         **{heading: [plain(row[heading]) for row in found] for heading in (found[0] if found else ())},
     }
     if len(set(columns["model"])) < 2:  # noqa: PLR2004 (one model needs no column)
@@ -75,11 +78,18 @@ def print_table(records: Sequence[Record], *, root: Path | None = None, stream: 
     Columns in which no trial has anything are left out. A name too long for any table makes the lines longer.
     """
     content = _filled(sheet(records, root))
-    print_sheet(content, (*legend(LEGEND, content.columns), plain(differing(records))), stream=stream)
+    last = [plain(each.line) for each in advice(sweep_of(records, name=""))]
+    print_sheet(
+        content, (*legend(LEGEND, content.columns), plain(differing(records))), last=last, stream=stream
+    )
 
 
-def print_sheet(content: Sheet, further: Sequence[str], *, stream: TextIO | None = None) -> None:
-    """Print a table, then the sentences `further` and its notes; in several tables where one is too wide.
+def print_sheet(
+    content: Sheet, further: Sequence[str], *, last: Sequence[str] = (), stream: TextIO | None = None
+) -> None:
+    """Print a table, then the sentences `further`, its notes, and the sentences `last`.
+
+    A table that is too wide is printed as several.
 
     On a terminal that is too narrow for one column beside the names, cells are wrapped between words.
     """
@@ -89,7 +99,8 @@ def print_sheet(content: Sheet, further: Sequence[str], *, stream: TextIO | None
     for block in column_blocks([_widths(content)], named=named, gap=_GAP, limit=limit + _GAP):
         _print_block(content, block, console)
     console.print()
-    for line in (*(textwrap.fill(_visible(each), NARROW) for each in further), *map(_visible, content.notes)):
+    above, below = ([textwrap.fill(_visible(each), NARROW) for each in group] for group in (further, last))
+    for line in (*above, *map(_visible, content.notes), *below):
         if line:
             console.print(line, markup=False, soft_wrap=True)
 

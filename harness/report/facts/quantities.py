@@ -81,6 +81,7 @@ OPTIMIZER = _memory(lambda memory: memory.optimizer_bytes)
 HOST_PEAK = _memory(lambda memory: memory.host_peak_bytes)
 PREDICTED_PEAK = _memory(lambda memory: some(memory.predicted_peak_bytes))
 BASELINE_PEAK = _memory(lambda memory: some(memory.baseline).peak_bytes)
+BASELINE_SAVED = _memory(lambda memory: some(memory.baseline).saved_bytes)
 PEAK_SHARE = _quotient(PEAK, BASELINE_PEAK, NumberUnit.SHARE)
 PEAK_SAVING = Quantity(unit=NumberUnit.SHARE, read=lambda record: 1 - PEAK_SHARE.read(record))
 """Share of the baseline's peak that a trial does without; below zero where it needs more."""

@@ -43,6 +43,7 @@ def test_formats_are_written_beside_the_records(folder: Path, capsys: pytest.Cap
         f"wrote {folder / name}" for name in ("report.html", "report.md", "report.csv")
     ]
     assert said.out.startswith(
+        "Use full: 50% less peak memory at 1.25× [1.25, 1.25] the step time.\n"  # noqa: RUF001 (times)
         "gpt_nano with 2.0 MiB of parameters, fp32, on cpu: 1 rank (single).\n"
         "full saves 50% of the peak memory (10.0 MiB of 20.0 MiB) at "
         "1.25× [1.25, 1.25] the step time"  # noqa: RUF001 (times)

@@ -42,7 +42,14 @@ def lines(*records: Record, waiting: int = 0) -> list[str]:
     return [plain(statement.line) for statement in content.statements]
 
 
-def test_five_sentences_say_what_dominates_was_trained_is_best_and_how_it_ended() -> None:
+def claims(*records: Record, waiting: int = 0) -> list[str]:
+    """Return the sentences after the advice, which has tests of its own."""
+    return [
+        line for line in lines(*records, waiting=waiting) if " use " not in f" {line[0].lower()}{line[1:]}"
+    ]
+
+
+def test_five_sentences_say_what_to_use_was_trained_is_best_and_how_it_ended() -> None:
     assert lines(
         trial("none", 20 * MIB, 1.0),
         trial("full", 10 * MIB, 1.3),
@@ -50,10 +57,7 @@ def test_five_sentences_say_what_dominates_was_trained_is_best_and_how_it_ended(
         trial("selective_op", 15 * MIB, 1.0),
         trial("selective_op", 15 * MIB, 1.0, "shard2"),
     ) == [
-        (
-            "On single, nested dominates full: no more memory, no more time in the median, and clearly less "
-            "of one."
-        ),
+        ("On single and shard2, use selective_op: 25% less peak memory at 1.00× [1.00, 1.00] the step time."),
         "gpt_nano with 2.0 MiB of parameters, fp32, on cpu: 1 rank (single), 2 ranks (shard2).",
         (
             "On single, nested saves 50% of the peak memory (10.0 MiB of 20.0 MiB) at 1.20× [1.20, 1.20] "
@@ -153,20 +157,14 @@ def test_five_sentences_say_what_dominates_was_trained_is_best_and_how_it_ended(
             [
                 (
                     "full saves 50% of the peak memory (10.0 MiB of 20.0 MiB) at 1.25× [1.25, 1.25] the step "
-                    "time; offload would save 75% on a GPU, but not on a CPU, where host memory is the same "
-                    "memory."
+                    "time."
                 )
             ],
             id="what a GPU would save",
         ),
         pytest.param(
             [trial("none", 20 * MIB, 1.0), on_cpu("offload", 5 * MIB, 1.1)],
-            [
-                (
-                    "the plain model needs 20.0 MiB; offload would save 75% on a GPU, but not on a CPU, "
-                    "where host memory is the same memory."
-                )
-            ],
+            ["the plain model needs 20.0 MiB."],
             id="nothing but what a GPU would save",
         ),
         pytest.param(
@@ -177,12 +175,12 @@ def test_five_sentences_say_what_dominates_was_trained_is_best_and_how_it_ended(
     ],
 )
 def test_claims_follow_from_the_numbers(records: list[Record], expected: list[str]) -> None:
-    assert lines(*records)[: len(expected) + 1] == [HERE, *expected]
+    assert claims(*records)[: len(expected) + 1] == [HERE, *expected]
 
 
 def test_the_baseline_of_a_sharding_is_named() -> None:
     alone = experiment("none", "tp2", shard={"name": "megatron"})
-    found = lines(record(experiment("none", "tp2")), record(alone))
+    found = claims(record(experiment("none", "tp2")), record(alone))
     assert "of the peak memory of shard=none on the same mesh (" in found[1]
 
 
@@ -202,7 +200,7 @@ def test_the_baseline_of_a_sharding_is_named() -> None:
     ],
 )
 def test_what_was_trained_stands_first(changes: dict[str, Any], expected: str) -> None:
-    assert expected in lines(record(experiment(**changes)))[0]
+    assert expected in claims(record(experiment(**changes)))[0]
 
 
 def test_recipes_are_answered_apart() -> None:
@@ -232,7 +230,7 @@ def test_environments_are_told_apart(environment: dict[str, str], expected: list
 def test_wrong_mathematics_and_inaction_are_part_of_the_answer() -> None:
     first = {"name": "layers.0.weight", "index": [3], "rank": 0, "step": 0, "expected": 0.5, "actual": 0.25}
     different = {"equal": False, "max_abs": 1.0, "max_rel": 1.0, "first_difference": first}
-    assert lines(
+    assert claims(
         trial("full", 1, 1.0, parity={PARTS[2]: different}),
         trial("selective_op", 1, 1.0, observation={"named": ["mm"], "never_fired": ["mm"]}),
     ) == [
@@ -247,7 +245,7 @@ def test_wrong_mathematics_and_inaction_are_part_of_the_answer() -> None:
 
 def test_a_sweep_that_only_failed_or_waits_says_how_and_why() -> None:
     ooms = [failed("oom", experiment("full", dtype=dtype)) for dtype in ("fp32", "bf16", "bf16_mixed")]
-    found = lines(*ooms, failed("lost", experiment("none"), message="rank 1 is gone"), waiting=3)
+    found = claims(*ooms, failed("lost", experiment("none"), message="rank 1 is gone"), waiting=3)
     assert found[-1] == (
         "4 trials: 3 oom, 1 lost, 4 unverified; 3 without a record yet; full dtype=bf16 on single and 2 "
         "more: oom, ValueError: no."
@@ -255,7 +253,7 @@ def test_a_sweep_that_only_failed_or_waits_says_how_and_why() -> None:
 
 
 def test_an_empty_sweep_has_an_answer_too() -> None:
-    assert lines() == ["0 trials."]
+    assert claims() == ["0 trials."]
 
 
 @pytest.mark.parametrize(

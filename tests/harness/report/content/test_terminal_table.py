@@ -372,6 +372,15 @@ def test_columns_that_say_nothing_are_left_out() -> None:
     assert "status" in "\n".join(printed(record(), failed("oom")))
 
 
+def test_a_single_trial_has_a_row_for_its_twin_and_the_advice_comes_last() -> None:
+    text = printed(record())
+    twin = next(line.split() for line in text if line.startswith("(its twin)"))
+    assert " ".join(twin[2:8]) == "single - 12.0 MiB 20.0 MiB"
+    assert text[-1].endswith("50% less peak memory at 1.25× [1.25, 1.25] the step time.")  # noqa: RUF001
+    assert not any(line.startswith("(its twin)") for line in printed(record(), record(experiment("nested"))))
+    assert not any(line.startswith("(its twin)") for line in printed(record(experiment("none"))))
+
+
 @pytest.mark.parametrize(
     ("shown", "explained"),
     [
