@@ -13,12 +13,12 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FlatParameter
 
 from strategies.base import StrategyError
 from strategies.nested.nested_regions import Path, path_name
 from strategies.nested.offloads import storage_of
 from strategies.nested.tape import Slot
+from strategies.regions.rewind import is_lent
 from strategies.regions.saved_tensors import Packed, kept
 
 Line: TypeAlias = tuple[str, int]
@@ -140,11 +140,6 @@ class Owners:
             }
             found = self._known.get(id(tensor))
         return found
-
-
-def is_lent(tensor: Tensor) -> bool:
-    """Say whether FSDP1 lends `tensor` for a call: a part of its flat parameter."""
-    return isinstance(tensor._base, FlatParameter)  # noqa: SLF001 (what it is a view of)
 
 
 def line_of_user() -> Line | None:

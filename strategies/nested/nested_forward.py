@@ -14,9 +14,9 @@ from strategies.base import Observation
 from strategies.nested.listening import running_backward
 from strategies.nested.nest_options import Nest
 from strategies.nested.nested_regions import NestedRegion, Path
-from strategies.nested.tape import weights_of
 from strategies.nested.tape_listing import regions_of
 from strategies.nested.tape_writer import TapeWriter
+from strategies.regions.own_parameters import weights_of
 
 
 class NestedForward:

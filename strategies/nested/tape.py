@@ -15,13 +15,13 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
-from strategies.base import StrategyError
 from strategies.nested.nest_options import Regions
 from strategies.nested.nested_regions import Path
 from strategies.nested.structures import put_together, tensors_of
 from strategies.nested.surroundings import GeneratorStates, Modes, set_generators
 from strategies.nested.tickets import Ticket
-from strategies.regions.rewind import RewoundCall, all_modules
+from strategies.regions.own_parameters import identities_of, of_other_parameters, weights_of
+from strategies.regions.rewind import RewoundCall
 
 
 class Slot:
@@ -114,7 +114,7 @@ def run(call: Call, values: dict[Slot, Tensor]) -> None:
     """
     leaves = [values[leaf] if type(leaf) is Slot else leaf for leaf in call.leaves]
     args, kwargs = put_together(call.structure, leaves)
-    if call.module is not None and call.weights != tuple(map(id, weights_of(call.module))):
+    if call.module is not None and call.weights != identities_of(weights_of(call.module)):
         raise of_other_parameters(repr(call.name))
     if call.generators is not None:
         set_generators(call.generators)
@@ -128,21 +128,3 @@ def run(call: Call, values: dict[Slot, Tensor]) -> None:
         problem = f"returned {len(results)} tensors in its recomputation, and {len(call.made)} in forward"
         raise CheckpointError(f"ac: {call.name!r} {problem}")
     values.update(zip(call.made, results, strict=True))
-
-
-def of_other_parameters(name: str) -> StrategyError:
-    """Return the error of a module that ran with parameters that are not its own."""
-    problem = f"{name} ran with other parameters in forward than it has now"
-    return StrategyError(
-        "ac", f"{problem}; call it in a module that gives it these (torch.func.functional_call)"
-    )
-
-
-def weights_of(module: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters of `module` and the modules in it, faster than torch does."""
-    return [
-        each
-        for part in all_modules(module)
-        for each in part._parameters.values()  # noqa: SLF001 (without names)
-        if each is not None
-    ]

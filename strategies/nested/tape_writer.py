@@ -28,8 +28,9 @@ from strategies.nested.open_regions import OpenRegions
 from strategies.nested.repetition import Region, Repetition
 from strategies.nested.structures import taken_apart, tensors_of
 from strategies.nested.surroundings import DrawnNumbers, Modes
-from strategies.nested.tape import Call, Slot, of_other_parameters, weights_of
+from strategies.nested.tape import Call, Slot
 from strategies.nested.tickets import Ticket
+from strategies.regions.own_parameters import identities_of, of_other_parameters, weights_of
 from strategies.regions.rewind import RewoundCall, all_modules
 from strategies.regions.saved_tensors import Packed
 
@@ -170,7 +171,7 @@ class TapeWriter(Listener):
             raise of_other_parameters(repr(target.fqn))
         versions = [version(weight) for weight in weights]
         call.module = None if self._is_sharded else target.module
-        call.weights = tuple(map(id, weights))
+        call.weights = identities_of(weights)
         self._running = call
         self._regions.run(call)
         try:

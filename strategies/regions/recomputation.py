@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from strategies.base import Observation
 from strategies.regions.operator_names import SaveList
+from strategies.regions.own_parameters import with_own_parameters
 from strategies.regions.policy import selective_contexts
 from strategies.regions.rewind import Rewind, RewoundCall
 from strategies.regions.torch_facts import selective_takes_hooks
@@ -57,9 +58,15 @@ class Recomputation:
     def __call__(
         self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return `body(*args, **kwargs)`, recomputed in backward where gradients are asked for."""
+        """Return `body(*args, **kwargs)`, recomputed in backward where gradients are asked for.
+
+        Raises:
+            StrategyError: in backward, where the module has other parameters than in forward.
+        """
         if not torch.is_grad_enabled():
             return body(*args, **kwargs)
+        if not torch.compiler.is_compiling():
+            body = with_own_parameters(module, body)
         call = None if self.rewind is None else self.rewind.call(module)
         if self.use_reentrant:
             return self._reentrant(module, body if call is None else call.whole(body), args, kwargs)

@@ -410,7 +410,7 @@ class _Keeper:
         if module._modules:  # noqa: SLF001 (with those that are None)
             self.kept.append(_Children(module._modules, module._modules.copy()))  # noqa: SLF001
         for name, value in attributes.items():
-            if type(value) not in _CONSTANT and name not in _NOT_READ and not _is_lent(value):
+            if type(value) not in _CONSTANT and name not in _NOT_READ and not is_lent(value):
                 self._keep(value, (number, name), DEEPEST)
         if module._buffers:  # noqa: SLF001 (with the names that hold None)
             self._keep(module._buffers, (number, ""), DEEPEST + 1)  # noqa: SLF001
@@ -505,9 +505,7 @@ def _not_intercepted(attributes: dict[str, Any]) -> dict[str, Any]:
 
 def _own(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a module's own attributes."""
-    return {
-        name: value for name, value in attributes.items() if name not in _NOT_READ and not _is_lent(value)
-    }
+    return {name: value for name, value in attributes.items() if name not in _NOT_READ and not is_lent(value)}
 
 
 def _is_used_up(held: Any, depth: int = 3) -> bool:
@@ -528,7 +526,8 @@ def _is_foreign(value: Any) -> bool:
     return kind_of(value) is None and type(value).__module__.startswith(_FOREIGN)
 
 
-def _is_lent(value: Any) -> bool:
+def is_lent(value: Any) -> bool:
+    """Say whether FSDP1 lends `value` for a call: a part of its flat parameter."""
     return isinstance(value, Tensor) and isinstance(value._base, FlatParameter)  # noqa: SLF001 (what it is a view of)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from strategies.base import StrategyError
 from tests.rank_pool import RankPool
 
 WIDTH = 4
-Generation = Literal["fsdp1", "fsdp2"]
+Generation = Literal["fsdp1", "fsdp1 around all", "fsdp1 around all, flat", "fsdp2"]
 
 
 class Averaging(nn.Linear):
@@ -63,9 +63,9 @@ def sharded(model: Scaled, generation: Generation, dtype: torch.dtype | None) ->
     options: dict[str, Any] = {
         "mixed_precision": MixedPrecision(param_dtype=dtype),
         "device_id": torch.device("cpu"),
-        "use_orig_params": True,
+        "use_orig_params": not generation.endswith("flat"),
     }
-    for index, layer in enumerate(model.layers):
+    for index, layer in enumerate(model.layers if generation == "fsdp1" else ()):
         model.layers[index] = FullyShardedDataParallel(layer, **options)
     return FullyShardedDataParallel(model, **options)
 
@@ -95,7 +95,7 @@ def losses(
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["one dtype", "mixed precision"])
-@pytest.mark.parametrize("generation", ["fsdp2", "fsdp1"])
+@pytest.mark.parametrize("generation", get_args(Generation))
 def test_what_forward_reads_follows_the_units(
     pool2: RankPool, generation: Generation, dtype: torch.dtype | None
 ) -> None:
