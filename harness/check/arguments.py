@@ -22,10 +22,12 @@ class Precision:
         autocast: dtype of `torch.autocast` around forward and loss, and around nothing else; `None` for none.
         dtype: dtype of the models' floating-point parameters and buffers, and of floating-point inputs;
             `None` leaves each as it is.
+        caches: autocast keeps the weights that it has cast, within one scope.
     """
 
     autocast: torch.dtype | None = None
     dtype: torch.dtype | None = None
+    caches: bool = True
 
     def __post_init__(self) -> None:
         _require_dtype("autocast", self.autocast, _COMPUTED)
@@ -34,7 +36,8 @@ class Precision:
     def computed(self, device: torch.device) -> torch.autocast:
         """Return the scope of a forward and its loss on `device`."""
         is_on = self.autocast is not None
-        return torch.autocast(device.type, dtype=self.autocast or torch.bfloat16, enabled=is_on)
+        dtype = self.autocast or torch.bfloat16
+        return torch.autocast(device.type, dtype=dtype, enabled=is_on, cache_enabled=self.caches)
 
     def cast(self, model: nn.Module) -> nn.Module:
         """Return `model` in `dtype`."""

@@ -14,14 +14,15 @@ import torch.distributed as dist
 from torch import nn
 
 from harness.check.arguments import Precision, require_arguments
+from harness.check.explanation import Explanation
 from harness.check.given_batches import given_batches
 from harness.check.not_neutral import Neutrality, NotNeutral
 from harness.check.workshop import Workshop
 from harness.errors import ConfigError
 from harness.measure.parity.compare import Accepted, compare_steps
 from harness.measure.probes.late_reads import LateReads
-from harness.measure.probes.likely_causes import cause_of_inert, evidence_of, likely_cause
 from harness.measure.probes.micro_batches import MicroBatched, joined
+from harness.measure.probes.pass_error import PassError
 from harness.measure.probes.probing import CONTROLS, Asked, Probing
 from harness.measure.probes.raised import hidden_error, raised_by_variant
 from harness.measure.probes.recomputed_values import Divergence
@@ -154,34 +155,18 @@ class _Check:
         Raises:
             ConfigError: the plain model does not train, with or without the variant.
         """
-        try:
-            found = self._stepwise()
-        except RanksRaised as failures:
-            found = self._raised(failures)
+        found = self.judged(self.workshop)
         source = replace(self.workshop, recomputed=found.recomputed_modules)
         probing = Probing(source=source)
         values = probing.values()
-        if not self.workshop.anywhere(found.verdict not in _PROBED):
-            found = _with(found, probing.ask(probing.probes()))
-        found = _agreed(found)
         where, first = _first_of_ranks(None if values is None else values.first)
         changed = probing.changed() if found.first is not None else ()
-        evidence = evidence_of(
-            found.first,
-            found.parity,
-            None if values is None else replace(values, first=first),
-            lost=found.lost,
-            gained=found.gained,
-            changed=changed,
-            is_compiled=self.workshop.is_compiled,
-        )
         names = tuple(dict.fromkeys(change.name for change in changed if change.kind != "gradient hook"))
         read_late = probing.late_reads(names) if names and not self.workshop.is_compiled else LateReads()
         late = LateReads()
         if found.verdict == "neutral" and not self.workshop.is_compiled:
             late = probing.late_reads(most_steps=_MOST_STEPS)
-        cause = cause_of_inert(found.reason or "") if found.verdict == "inert" else ""
-        return replace(
+        found = replace(
             found,
             recomputation=first,
             recomputation_rank=where,
@@ -190,8 +175,35 @@ class _Check:
             late_reads=late.names,
             notes=(*found.notes, *late.notes),
             margins=() if values is None else values.margins,
-            cause=cause if evidence is None else likely_cause(evidence),
         )
+        explanation = Explanation(workshop=self.workshop, judge=self.judged, is_equal=self.is_equal)
+        return explanation.of(
+            found, probing, None if values is None else replace(values, first=first), changed
+        )
+
+    def judged(self, workshop: Workshop) -> Neutrality:
+        """Return what steps and probes say, on all ranks alike.
+
+        Raises:
+            ConfigError: the plain model does not train, with or without the variant.
+        """
+        check = replace(self, workshop=workshop)
+        try:
+            found = check.judged_by_steps()
+        except RanksRaised as failures:
+            found = check.judged_by_error(failures)
+        probing = Probing(source=replace(workshop, recomputed=found.recomputed_modules))
+        if not workshop.anywhere(found.verdict not in _PROBED):
+            found = _with(found, probing.ask(probing.probes()))
+        return _agreed(found)
+
+    def is_equal(self, workshop: Workshop, steps: int) -> bool:
+        """Say whether the first steps of the variant are those of the plain model."""
+        try:
+            parity = replace(self, workshop=workshop).compared((), is_variant=True, count=steps)
+        except PassError:
+            return False
+        return parity.first is None
 
     def quickly_found(self) -> Neutrality:
         """Return how the steps compare, on all ranks alike, and nothing else.
@@ -203,12 +215,12 @@ class _Check:
         try:
             parity = self._parity((), trained)
         except RanksRaised as failures:
-            return self._raised(failures)
+            return self.judged_by_error(failures)
         parity = merge_parities(_everywhere(parity))
         found = _of_parity(parity, verdict(saves_nothing=True, memory=None, work=None, parity=parity))
         return replace(found, lost=trained[0].beyond(trained[1]), gained=trained[1].beyond(trained[0]))
 
-    def _raised(self, failures: RanksRaised) -> Neutrality:
+    def judged_by_error(self, failures: RanksRaised) -> Neutrality:
         """Return what it means that one of the two raises, on some rank.
 
         Raises:
@@ -229,7 +241,7 @@ class _Check:
             return _with(Neutrality(verdict="neutral"), Asked(finding=hidden_error(failure, probe="parity")))
         raise ConfigError("make", f"the plain model's backward raises{where} {failure.said}") from failures
 
-    def _stepwise(self) -> Neutrality:
+    def judged_by_steps(self) -> Neutrality:
         """Return what steps that go one after the other show.
 
         Raises:
@@ -250,7 +262,7 @@ class _Check:
             parity=self._parity(recomputed, trained := (TrainedSet(), TrainedSet())),
         )
         saves_nothing = _promises_nothing(self.workshop.variant)
-        found = _judged(_everywhere(result), recomputed, saves_nothing=saves_nothing)
+        found = _judged_by(_everywhere(result), recomputed, saves_nothing=saves_nothing)
         return replace(found, lost=trained[0].beyond(trained[1]), gained=trained[1].beyond(trained[0]))
 
     def _measured(self, *, is_variant: bool, seed: int = 0) -> _Measured:
@@ -284,19 +296,17 @@ class _Check:
 
         Where they differ, the plain model is compared with itself as a control.
         """
-        parity = agreed(
-            lambda: self._compared(recomputed, is_variant=True, count=self.steps, trained=trained)
-        )
+        parity = agreed(lambda: self.compared(recomputed, is_variant=True, count=self.steps, trained=trained))
         if not self.workshop.anywhere(parity.first is not None):
             return parity
         step = self.steps if parity.first is None else parity.first.step + 1
         for _ in range(CONTROLS):
-            control = agreed(lambda: self._compared(recomputed, is_variant=False, count=step))
+            control = agreed(lambda: self.compared(recomputed, is_variant=False, count=step))
             if self.workshop.anywhere(control.first is not None):
                 break
         return replace(parity, control=control)
 
-    def _compared(
+    def compared(
         self,
         recomputed: tuple[str, ...],
         *,
@@ -342,7 +352,7 @@ def _with(found: Neutrality, asked: Asked) -> Neutrality:
     )
 
 
-def _judged(ranks: list[RankResult], recomputed: tuple[str, ...], *, saves_nothing: bool) -> Neutrality:
+def _judged_by(ranks: list[RankResult], recomputed: tuple[str, ...], *, saves_nothing: bool) -> Neutrality:
     """Return what all ranks say together, by the rules of a trial."""
     memory, work = merge_memory(ranks, is_plain=False), merge_work(ranks, is_plain=False)
     parity = merge_parity(ranks)

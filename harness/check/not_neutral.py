@@ -37,7 +37,10 @@ class Neutrality:
         late_reads: state that the recomputation of a neutral variant reads beside its inputs, and that
             nothing changes before it does; a change of it would make wrong gradients.
         margins: how close each choice of the largest numbers, such as a router's, is to another one.
-        cause: what this looks like, and what to do; empty where nothing known does.
+        cause: what this looks like; empty where nothing known does.
+        remedy: a change with which the check was run again and the variant is neutral; empty without one.
+        in_vain: changes with which it was run again and is not.
+        perhaps: what may help, and was not tried.
         notes: sentences on what was not looked at, and why.
     """
 
@@ -59,6 +62,9 @@ class Neutrality:
     late_reads: tuple[str, ...] = ()
     margins: tuple[Margin, ...] = ()
     cause: str = ""
+    remedy: str = ""
+    in_vain: tuple[str, ...] = ()
+    perhaps: str = ""
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -76,6 +82,9 @@ class Neutrality:
                 ("of this the recomputation reads", _listed(self.read_late)),
                 ("the recomputation reads, and nothing has changed", _listed(self.late_reads)),
                 ("likely cause", self.cause),
+                ("remedy", self.remedy),
+                ("none of these helps", "; ".join(self.in_vain)),
+                ("perhaps", self.perhaps),
             )
             if value
         ]

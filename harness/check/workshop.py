@@ -190,7 +190,7 @@ class Workshop:
         """
         self.leave()
         made = self._spare.pop() if self._spare else self._made()
-        names, blocks = PlainNames.of(made), _blocks(made)
+        names, blocks = PlainNames.of(made), blocks_of(made)
         returned = self._varied(made) if is_variant else made
         model = returned if isinstance(returned, nn.Module) else made
         strategy = self.variant if is_variant and isinstance(self.variant, Strategy) else None
@@ -237,6 +237,11 @@ class Workshop:
             yield renaming.renamed(snapshot)
             del snapshot  # the consumer decides how long it lives
 
+    def plain(self) -> nn.Module:
+        """Return a fresh plain model, which nobody trains."""
+        self.leave()
+        return self._made()
+
     def _made(self) -> nn.Module:
         with seeded(self.seed, step=_MAKING, dp_rank=0, device=_default_device()):
             made = self.make()
@@ -276,7 +281,7 @@ def _positions(model: nn.Module, keywords: Mapping[str, Any]) -> tuple[Any, ...]
         return ()
 
 
-def _blocks(model: nn.Module) -> dict[str, nn.Module]:
+def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
     """Return the children of the first container with several that train."""
     for fqn, module in model.named_modules():
         children = {f"{fqn}.{name}" if fqn else name: child for name, child in module.named_children()}

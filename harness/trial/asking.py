@@ -144,7 +144,8 @@ class TrialModels:
             return ""
         changed, is_compiled = probing.changed(), self.link.variant.is_compiled
         evidence = evidence_of(finding, parity, values, changed=changed, is_compiled=is_compiled)
-        return "" if evidence is None else likely_cause(evidence)
+        cause = None if evidence is None else likely_cause(evidence)
+        return "" if cause is None else cause.untried
 
 
 def first_link(experiment: Experiment) -> Link:

@@ -17,7 +17,19 @@ from strategies.regions.blocks import plain_named_modules
 _UNPACKING = (
     "unpack_hook"  # of torch.utils.checkpoint, with the holder it was asked for and its region's frame
 )
+_OF_MODELS = (
+    RuntimeError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+)
+"""What code of a model raises where it is recomputed with something else than before."""
+
 _TIP = "Tip: "
+_TWICE = "already unpacked once"
 _DEEPEST = 6
 _OF_A_REGION = {  # in torch's words -> what it means for the region
     "modified by an inplace operation": "an argument of it is changed in place; change a copy, x.clone()",
@@ -45,6 +57,11 @@ def described(error: CheckpointError, loss: Tensor, model: nn.Module) -> Checkpo
         loss.grad_fn, _first_unlike(unpacking["frame"], torchs_words, unpacking["holder"])
     )
     block = _block_of(unpacking["frame"].recompute_fn, model)
+    if _TWICE in torchs_words:
+        return CheckpointError(
+            f"backward of {operator or 'an operator'!r} asks twice for what {block} recomputes once; "
+            f"read ctx.saved_tensors once, into names. {torchs_words}"
+        )
     needed = f", needed by operator {operator!r}" if operator else ""
     return CheckpointError(
         f"the recomputation of {block} does not repeat its forward{needed}: it depends on something that has "
@@ -60,14 +77,14 @@ def backward(loss: Tensor, model: nn.Module) -> None:
     """
     try:
         loss.backward()  # type: ignore[no-untyped-call]
-    except RuntimeError as error:
+    except _OF_MODELS as error:
         told = explained(error, loss, model)
         if told is None:
             raise
         raise told from error
 
 
-def explained(error: RuntimeError, loss: Tensor, model: nn.Module) -> RuntimeError | None:
+def explained(error: Exception, loss: Tensor, model: nn.Module) -> RuntimeError | None:
     """Return `error` with the block that cannot be recomputed; `None` where no recomputation raised it.
 
     Args:
@@ -77,10 +94,12 @@ def explained(error: RuntimeError, loss: Tensor, model: nn.Module) -> RuntimeErr
         return described(error, loss, model)
     meaning = next((meaning for words, meaning in _OF_A_REGION.items() if words in str(error)), None)
     unpacking = _unpacking(error.__traceback__)
-    if meaning is None or unpacking is None:
+    if unpacking is None:
         return None
     block = _block_of(unpacking["frame"].recompute_fn, model)
     torchs_words = str(error).partition(" Hint: ")[0].strip()
+    if meaning is None:
+        return RuntimeError(f"the recomputation of {block} raises {type(error).__name__}: {torchs_words}")
     return RuntimeError(f"{block} cannot be recomputed: {meaning}. {torchs_words}")
 
 

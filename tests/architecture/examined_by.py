@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 EXAMINED_BY = {
+    "harness/check/explanation.py": "tests/harness/check/test_remedies.py",
+    "harness/measure/probes/checkpoint_calls.py": "tests/harness/check/test_remedies.py",
+    "harness/measure/probes/saved_values.py": "tests/harness/check/test_remedies.py",
     "harness/check/arguments.py": "tests/harness/check/test_neutrality.py",
     "harness/check/given_batches.py": "tests/harness/check/test_neutrality.py",
     "harness/check/not_neutral.py": "tests/harness/check/test_neutrality.py",

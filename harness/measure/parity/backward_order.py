@@ -39,7 +39,7 @@ def _leaves(root: Node | None) -> Iterator[Tensor | None]:
     """Yield the leaf of each node that accumulates a gradient, in the order of the engine."""
     if root is None:
         return
-    waiting, tie = _dependencies(root), count()
+    waiting, tie = edges_below(root), count()
     ready = [(-sequence_number(root), next(tie), root)]
     while ready:
         _, _, node = heapq.heappop(ready)
@@ -53,7 +53,7 @@ def _leaves(root: Node | None) -> Iterator[Tensor | None]:
                 heapq.heappush(ready, (-sequence_number(following), next(tie), following))
 
 
-def _dependencies(root: Node) -> Counter[Node]:
+def edges_below(root: Node) -> Counter[Node]:
     """Return how many edges lead to each node below `root`."""
     edges: Counter[Node] = Counter()
     seen, left = {root}, [root]

@@ -5,6 +5,7 @@ A recomputation that reads it reads something else. The plain model tells, at th
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -24,10 +25,13 @@ from harness.measure.rng import seeded
 from harness.measure.trainee import Trainee
 from strategies.estimate.anatomy import CONSTANTS, attributes, is_closed, kind_of
 from strategies.estimate.outer_state import places_of
-from strategies.estimate.tensors import tensors_held_by
+from strategies.estimate.tensors import held_by, tensors_held_by
 
 _OWN = frozenset(vars(nn.Module())) - {"training"}
 _FOREIGN = ("torch", "harness", "strategies")
+_DEEPEST = 5
+"""Objects one inside another in an argument: a cache holds layers, and these hold tensors."""
+
 _MOST_ITEMS = 100
 """Items of a container that are looked at."""
 
@@ -37,8 +41,9 @@ class StateChange:
     """One piece of state that changed after it was read, or that a backward pass moves.
 
     Fields:
-        kind: `mode`, `word`, `attribute`, `iterator`, `buffer`, `weight`, `input`, `global`, `context`,
-            `autocast`, `hook`, or `gradient hook` of a weight.
+        kind: `mode`, `word`, `attribute`, `iterator`, `buffer`, `weight`, `input` (a tensor), `argument`
+            (anything else that is given), `global`, `context`, `autocast`, `hook`, or `gradient hook` of a
+            weight.
         name: path of it; of a global its name.
     """
 
@@ -83,10 +88,11 @@ class _Ledger:
 
         def note(module: nn.Module, inputs: Any, keywords: Any) -> None:
             self._held.setdefault(fqn, frozenset(vars(module)))
-            for change, read in (*_own(module, fqn), *self._outer(), *_given(fqn, (inputs, keywords))):
+            for change, read in (*_own(module, fqn), *self._outer(), *_given(module, fqn, inputs, keywords)):
                 found = read()
-                key = change, id(found) if change.kind == "input" else 0  # another call has other inputs
-                self._found[key].add(_mark(found))
+                # another call has other inputs
+                key = change, id(found) if change.kind in ("input", "argument") else 0
+                self._found[key].add(_mark_of(change.kind, found))
                 self._again.setdefault(key, read)
 
         return note
@@ -95,7 +101,7 @@ class _Ledger:
         """Yield what is another one now."""
         for key, marks in self._found.items():
             change, _ = key
-            if change.kind == "iterator" or marks != {_mark(self._again[key]())}:
+            if change.kind == "iterator" or marks != {_mark_of(change.kind, self._again[key]())}:
                 yield change
         modules = dict(self._model.named_modules())
         for fqn, names in self._held.items():
@@ -142,9 +148,31 @@ def _attribute(value: Any, key: str) -> Any:
     return attributes(value).get(key)
 
 
-def _given(fqn: str, given: Any) -> Iterator[tuple[StateChange, Callable[[], Any]]]:
-    for place, tensor in enumerate(tensors_held_by(given)):
-        yield StateChange("input", f"input {place} of {fqn or 'the model'}"), partial(_itself, tensor)
+def _given(
+    module: nn.Module, fqn: str, inputs: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> Iterator[tuple[StateChange, Callable[[], Any]]]:
+    """Yield the tensors that a module is given, and what else of it a call could change."""
+    owner = fqn or "the model"
+    for place, tensor in enumerate(tensors_held_by((inputs, keywords))):
+        yield StateChange("input", f"input {place} of {owner}"), partial(_itself, tensor)
+    for name, value in _by_name(module, inputs, keywords):
+        if isinstance(value, (*CONSTANTS, Tensor, nn.Module, tuple)) or callable(value):
+            continue
+        kind = "iterator" if isinstance(value, Iterator) else "argument"
+        yield StateChange(kind, f"argument {name!r} of {owner}"), partial(_itself, value)
+
+
+def _by_name(
+    module: nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """Yield what a module is given, by the names of its forward where these are known."""
+    try:
+        names = list(inspect.signature(module.forward).parameters)
+    except (TypeError, ValueError):
+        names = []
+    for place, value in enumerate(inputs):
+        yield names[place] if place < len(names) else str(place), value
+    yield from keywords.items()
 
 
 def _itself(value: Any) -> Any:
@@ -163,6 +191,21 @@ def _kind(name: str, value: Any) -> str:
 
 def _autocast() -> Any:
     return torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+
+
+def _mark_of(kind: str, value: Any) -> Any:
+    """Return what tells whether state of one kind is another one later; arguments are read to their depth."""
+    return _mark_of_object(value, _DEEPEST) if kind == "argument" else _mark(value)
+
+
+def _mark_of_object(value: Any, depth: int) -> Any:
+    """Return the mark of a value with those of all that it holds, which is how a cache changes."""
+    holds = held_by(value) if depth and not isinstance(value, (Tensor, nn.Module, ModuleType, type)) else None
+    if not holds:
+        return _mark(value, 0), 0 if holds is None else len(holds)
+    return tuple(
+        (key, _mark_of_object(part, depth - 1)) for key, part in itertools.islice(holds.items(), _MOST_ITEMS)
+    ), len(holds)
 
 
 def _mark(value: Any, depth: int = 3) -> Any:

@@ -35,6 +35,7 @@ from harness.measure.probes.micro_batches import MicroBatched, joined
 from harness.measure.probes.pass_error import PassError, Raised, told
 from harness.measure.probes.raised import hidden_error, raised_by_variant
 from harness.measure.probes.recomputed_values import RecomputedValues, recomputed_values
+from harness.measure.probes.saved_values import SavedValues, saved_values
 from harness.measure.probes.spots import KINDS, Spot, spots_of
 from harness.measure.probes.tried import together, tried
 from harness.measure.rng import seeded
@@ -168,6 +169,19 @@ class Probing:
                 device=self.source.device,
             )
         ).value
+
+    def saved(self) -> tuple[SavedValues, SavedValues] | None:
+        """Return what one step of the plain model saves, and one of the variant; `None` where one raises."""
+        return tried(lambda: (self._saved(is_variant=False), self._saved(is_variant=True))).value
+
+    def _saved(self, *, is_variant: bool) -> SavedValues:
+        return saved_values(
+            self.source.trainee(is_variant=is_variant).interrupted(_nothing),
+            self._step(self.source.batches),
+            seed=self.source.seed,
+            dp_rank=self.source.dp_rank,
+            device=self.source.device,
+        )
 
     def changed(self) -> tuple[StateChange, ...]:
         """Return the state that is another one when backward begins than when the plain model read it."""

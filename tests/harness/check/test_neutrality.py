@@ -493,7 +493,7 @@ def test_names_the_recomputed_value_the_cause_and_the_remedy() -> None:
     message = str(caught.value)
     assert "recomputation: aten.bernoulli_.float" in message
     assert "looks like gallery 11 or 27 or 60 or 61: random numbers such as dropout are drawn anew" in message
-    assert "preserve_rng_state=True" in message
+    assert "remedy: with preserve_rng_state=True it is neutral" in message
 
 
 def test_names_the_parameters_without_gradient() -> None:

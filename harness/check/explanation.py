@@ -1,0 +1,114 @@
+"""Why a variant is not neutral, and what was tried and makes it so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+from harness.check.not_neutral import Neutrality
+from harness.check.remedies import Remedy, remedies_of, train_mode
+from harness.check.workshop import Workshop
+from harness.measure.probes.changed_since import StateChange
+from harness.measure.probes.likely_causes import LikelyCause, cause_of_inert, evidence_of, likely_cause
+from harness.measure.probes.probing import Probing
+from harness.measure.probes.recomputed_values import RecomputedValues
+from strategies import Strategy
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explanation:
+    """Explains what one check has found.
+
+    Fields:
+        workshop: makes the models of the check.
+        judge: returns what steps and probes say of the models of a workshop.
+        is_equal: says whether the first steps of the two models of a workshop are equal, which costs less.
+    """
+
+    workshop: Workshop
+    judge: Callable[[Workshop], Neutrality]
+    is_equal: Callable[[Workshop, int], bool]
+
+    def of(
+        self,
+        found: Neutrality,
+        probing: Probing,
+        values: RecomputedValues | None,
+        changed: tuple[StateChange, ...],
+    ) -> Neutrality:
+        """Return the same with what it looks like, and what was tried.
+
+        Args:
+            found: what steps and probes said.
+            probing: asks more of the same models.
+            values: how recomputed values compare; `None` where the step raises.
+            changed: state that is another one when backward begins.
+        """
+        if found.verdict == "inert":
+            return self._of_inert(found)
+        if found.first is None:
+            return found
+        # where nothing is recomputed, hooks and functions of the variant's own are left to look at
+        saved = None if values is None or values.operators else probing.saved()
+        evidence = evidence_of(
+            found.first,
+            found.parity,
+            values,
+            lost=found.lost,
+            gained=found.gained,
+            changed=changed,
+            is_compiled=self.workshop.is_compiled,
+            unpacked="" if saved is None else saved[1].unpacked,
+            functions=() if saved is None else tuple(sorted(saved[1].functions - saved[0].functions)),
+        )
+        cause = None if evidence is None else likely_cause(evidence)
+        return self._with_remedy(found, cause)
+
+    def _with_remedy(self, found: Neutrality, cause: LikelyCause | None) -> Neutrality:
+        """Return the same with the first remedy that helps, or with all that were tried in vain."""
+        first = found.first or {}
+        found = replace(found, cause="" if cause is None else str(cause))
+        advice = "" if cause is None else cause.advice
+        if first["part"] == "hides_error":  # the plain model is at fault, and no option mends that
+            return replace(found, perhaps=advice)
+        if not self.workshop.is_alone or self.workshop.is_compiled:
+            guesses = (cause.option, advice) if cause is not None else ()
+            return replace(found, perhaps=", or ".join(filter(None, guesses)))
+        steps = first.get("step", 0) + 1 if first["probe"] == "parity" else 1
+        in_vain = []
+        for remedy in remedies_of(self.workshop, str(first["actual"])):
+            helps = self._helps(remedy, steps)
+            if helps:
+                return replace(found, remedy=f"with {remedy.words} it is neutral")
+            if helps is False and remedy.has_applied:
+                in_vain.append(remedy.words)
+        return replace(found, in_vain=tuple(in_vain), perhaps=advice)
+
+    def _helps(self, remedy: Remedy, steps: int) -> bool | None:
+        """Say whether the variant is neutral with a remedy; `None` where the remedy itself is refused.
+
+        Most that do not help are known by the steps that differ without them, and are not judged further.
+        """
+        scope = nullcontext() if remedy.intervention is None else remedy.intervention.active()
+        try:
+            with scope:
+                helps = self.is_equal(remedy.workshop, steps) and remedy.has_applied
+                return helps and self.judge(remedy.workshop).verdict == "neutral"
+        except ValueError:  # a strategy refuses the model, or the plain model does not train any more
+            return None
+
+    def _of_inert(self, found: Neutrality) -> Neutrality:
+        """Return why a variant did nothing, as far as something says so."""
+        plain = self.workshop.plain()
+        resting = [name for name, module in plain.named_modules() if not module.training]
+        if resting and self.workshop.is_alone:
+            remedy = train_mode(self.workshop)
+            if self._helps(remedy, 1):
+                cause = f"{resting[0]!r} is in eval mode" if plain.training else "the model is in eval mode"
+                return replace(found, cause=cause, remedy=f"with {remedy.words} it is neutral")
+        is_unnamed = "ever fired" not in (found.reason or "")
+        if isinstance(self.workshop.variant, Strategy) and is_unnamed:
+            return found  # ours do not look at flags and modes
+        cause_of = cause_of_inert(found.reason or "")
+        return replace(found, cause=str(cause_of), perhaps=cause_of.advice)

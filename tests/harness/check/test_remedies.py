@@ -1,0 +1,245 @@
+"""A remedy is printed after it was tried, and a cause that nobody tried is called a guess."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from harness.check import NotNeutral, assert_neutral
+from harness.check.not_neutral import Neutrality
+from strategies.ac.full import Full
+from strategies.ac.selective_op import SelectiveOp
+from tests.harness.check.small_models import WIDTH, Block, Stack, batch, checkpointed, stack_of
+
+
+class Cache:
+    """What blocks append to, as a cache of keys and values."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, Tensor] = {}
+
+
+class Caching(nn.Module):
+    """Appends to a cache that it is given, and reads all of it."""
+
+    def __init__(self, place: int) -> None:
+        super().__init__()
+        self.place, self.linear = place, nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, cache: Cache) -> Tensor:
+        """Return a tensor of the shape of `x`, (B, D)."""
+        own = self.linear(x)
+        before = cache.kept.get(self.place)
+        cache.kept[self.place] = own if before is None else torch.cat([before, own])
+        outputs: Tensor = x + cache.kept[self.place].tanh().sum(0)
+        return outputs
+
+
+class Consuming(nn.Module):
+    """Takes the last item of a list that the next block goes on with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, skips: list[Tensor]) -> Tensor:
+        """Return a tensor of the shape of `x`, (B, D)."""
+        outputs: Tensor = self.linear(x).tanh() * skips.pop().sin()
+        return outputs
+
+
+class Given(nn.Module):
+    """Two blocks that are given the same thing."""
+
+    def __init__(self, blocks: list[nn.Module], thing: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.layers, self.thing = nn.ModuleList(blocks), thing
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of shape (B, D)."""
+        thing = self.thing(x)
+        for layer in self.layers:
+            x = layer(x, thing)
+        return x
+
+
+def _cached() -> nn.Module:
+    return Given([Caching(0), Caching(1)], lambda _: Cache())
+
+
+def _consumed() -> nn.Module:
+    return Given([Consuming(), Consuming()], lambda x: [x, 2 * x])
+
+
+class Twice(torch.autograd.Function):
+    """Reads what it has saved twice."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Return the square."""
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        """Return the gradient of the square."""
+        assert len(ctx.saved_tensors) == 1
+        result: Tensor = 2 * ctx.saved_tensors[0] * gradient
+        return result
+
+
+class Reading(Block):
+    """Runs a function that reads what it has saved twice."""
+
+    def between(self, h: Tensor) -> Tensor:
+        """Return what `down` reads."""
+        result: Tensor = Twice.apply(h)  # type: ignore[no-untyped-call]
+        return result
+
+
+class Tied(Block):
+    """Ends in a weight that the next block casts, too."""
+
+    tied: nn.Linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of the shape of `x`, (B, D)."""
+        outputs: Tensor = x + self.tied(self.up(x).tanh()).sin().float()
+        return outputs
+
+
+def _tied() -> nn.Module:
+    model, tied = Stack(Tied), nn.Linear(WIDTH, WIDTH)
+    for layer in model.layers:
+        layer.tied = tied
+    return model
+
+
+class Counting(Block):
+    """Counts its calls in a buffer."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def between(self, h: Tensor) -> Tensor:
+        """Return what `down` reads."""
+        self.calls.add_(1)
+        return h.tanh()
+
+
+def _found(
+    make: Callable[[], nn.Module], variant: Any, *, requires_grad: bool = False, **options: Any
+) -> Neutrality:
+    with pytest.raises(NotNeutral) as caught:
+        assert_neutral(make, batch(requires_grad=requires_grad), variant, steps=1, **options)
+    return caught.value.found
+
+
+HELPS: dict[str, tuple[Callable[[], nn.Module], Any, dict[str, Any], str]] = {
+    "random state": (Stack, checkpointed(preserve_rng_state=False), {}, "preserve_rng_state=True"),
+    "random state, of ours": (
+        *(Stack, Full(layers_fqn="layers", preserve_rng_state=False), {}, "preserve_rng_state=True"),
+    ),
+    "the newer implementation": (Stack, checkpointed(use_reentrant=True), {}, "use_reentrant=False"),
+    "state that is put back, of ours": (*(stack_of(Counting), Full(layers_fqn="layers"), {}, "rewind=True"),),
+    "state that is put back, instead of torch's": (
+        stack_of(Counting),
+        checkpointed(),
+        {},
+        "strategies.ac.full.Full(layers_fqn='layers', rewind=True) in its place",
+    ),
+    "a cache that is copied": (_cached, checkpointed(), {}, "a copy of the arguments inside of the region"),
+    "the older implementation": (
+        *(stack_of(Reading), checkpointed(), {"requires_grad": True}, "use_reentrant=True"),
+    ),
+    "autocast that keeps no casts": (
+        _tied,
+        SelectiveOp(layers_fqn="layers"),
+        {"autocast": torch.bfloat16},
+        "torch.autocast(…, cache_enabled=False)",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("case", HELPS)
+def test_says_what_was_tried_and_helps(case: str) -> None:
+    make, variant, options, words = HELPS[case]
+    found = _found(make, variant, **options)
+    assert (found.remedy, found.in_vain, found.perhaps) == (f"with {words} it is neutral", (), "")
+    assert f"remedy: with {words} it is neutral" in str(found)
+
+
+class Unlisted(nn.Module):
+    """Two blocks in no container, the second of which reads what the first has left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Consuming(), Consuming()
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """The blocks."""
+        return [self.first, self.second]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of shape (B, D)."""
+        skips = [x, 2 * x]
+        outputs: Tensor = self.second(self.first(x, skips), skips)
+        return outputs
+
+
+def test_says_what_was_tried_in_vain() -> None:
+    found = _found(Unlisted, checkpointed())
+    assert found.remedy == ""
+    assert found.in_vain[:2] == ("early_stop=False", "a copy of the arguments inside of the region")
+    assert "none of these helps: early_stop=False; a copy of the arguments" in str(found)
+
+
+def test_an_option_that_changes_no_call_is_not_said_to_be_tried() -> None:
+    found = _found(Unlisted, checkpointed())
+    assert not {"preserve_rng_state=True", "use_reentrant=False"} & set(found.in_vain)
+
+
+@pytest.mark.parametrize(("make", "name"), [(_cached, "cache"), (_consumed, "skips")], ids=["cache", "list"])
+def test_an_argument_that_forward_changes_is_named(make: Callable[[], nn.Module], name: str) -> None:
+    found = _found(make, checkpointed())
+    assert f"argument {name!r} of layers.0" in found.changed
+    assert found.cause == "looks like forward changes an argument, and the recomputation finds it changed"
+
+
+def test_a_model_in_eval_mode_is_said_in_words() -> None:
+    def make() -> nn.Module:
+        return Stack().eval()
+
+    def variant(model: Stack) -> None:
+        if model.training:
+            checkpointed()(model)
+
+    found = _found(make, variant)
+    assert (found.verdict, found.cause) == ("inert", "the model is in eval mode")
+    assert found.remedy == "with make().train() it is neutral"
+
+
+def test_hooks_that_mix_up_tensors_are_told_from_hooks_that_change_strides() -> None:
+    def hooked(unpack: Callable[[Tensor], Tensor]) -> Callable[[Stack], None]:
+        def variant(model: Stack) -> None:
+            inner = model.forward
+
+            def forward(x: Tensor) -> Tensor:
+                with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.detach().clone(), unpack):
+                    return inner(x)
+
+            model.forward = forward  # type: ignore[method-assign]
+
+        return variant
+
+    found = _found(Stack, hooked(lambda tensor: tensor * 2))
+    assert found.cause == "looks like gallery 46 or 47: what is saved for backward is not what comes back"
