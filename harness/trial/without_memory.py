@@ -197,7 +197,9 @@ def is_elsewhere(experiment: Experiment) -> bool:
 
 
 def _views(views: list[str]) -> str:
-    return f"views: {', '.join(views)}" if views else "they have none; ac=nested has regions"
+    return (
+        f"views: {', '.join(views)}" if views else "they have none; ac=full has file, ac=nested has regions"
+    )
 
 
 def _without_memory(model: ModelSpec, batch: tuple[int, int]) -> tuple[nn.Module, Batch]:

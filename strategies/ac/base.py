@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from strategies.base import Observation, Strategy, StrategyError, check_simple_fields
 from strategies.regions import blocks, number_generators, offloading, recomputation, region, rewind
+from strategies.written import file_text
 
 if TYPE_CHECKING:
     from torch import nn
 
     from strategies.regions.operator_names import SaveList
     from strategies.regions.region import Region, RegionCallSite
+
+_WRITTEN = {
+    "preserve_rng_state": True,
+    "early_stop": True,
+    "use_reentrant": False,
+    "offload": False,
+    "rewind": False,
+}
+"""What written files do, by option."""
 
 RegionMaker: TypeAlias = "Callable[[], Region]"
 """Makes the region of one module of a model."""
@@ -27,6 +37,8 @@ class ActivationCheckpointing(Strategy):
         layers_fqn: FQN of the container (ModuleList, ModuleDict, Sequential) whose children are the blocks.
         module_classes: class names of the blocks, wherever they are; wins over `layers_fqn`.
     """
+
+    views: ClassVar[tuple[str, ...]] = ("file",)
 
     layers_fqn: str = ""
     module_classes: tuple[str, ...] = ()
@@ -57,6 +69,24 @@ class ActivationCheckpointing(Strategy):
             region.enclose(block, make())
         return model
 
+    def view(self, name: str, model: nn.Module, sample: tuple[Any, ...]) -> str:  # noqa: ARG002 (it is `file`)
+        """Return a file that does the same with torch alone.
+
+        Args:
+            name: `file`.
+            model: a plain model, to which the strategy is applied; on the meta device is enough.
+            sample: example positional inputs.
+
+        Raises:
+            StrategyError: no such blocks, or an option that such a file has no words for.
+        """
+        found = blocks.find_blocks(model, layers_fqn=self.layers_fqn, module_classes=self.module_classes)
+        chosen = self._chosen(list(found))
+        variant = type(self).__module__.rpartition(".")[2]
+        of_which = f"{len(chosen)} of {len(found)} blocks of {blocks.plain_class(model).__name__}"
+        header = {"title": f"ac={variant} of acbench for {of_which}.", "name": f"apply_{variant}"}
+        return self._file(header, chosen, model, sample)
+
     def call_site(self, model: nn.Module) -> RegionCallSite:
         """Return a callable that runs `model` as one region, like `checkpoint(model, ...)` in a loop.
 
@@ -75,6 +105,12 @@ class ActivationCheckpointing(Strategy):
 
     def _check_blocks(self, model: nn.Module, chosen: dict[str, nn.Module]) -> None:
         """Refuse blocks that the variant cannot stand around."""
+
+    def _file(
+        self, header: Mapping[str, str], chosen: Sequence[str], model: nn.Module, sample: tuple[Any, ...]
+    ) -> str:
+        """Return the file that does it to `chosen` blocks, with title and name as in `header`."""
+        raise NotImplementedError
 
     def _region_maker(self) -> RegionMaker:
         raise NotImplementedError
@@ -125,6 +161,29 @@ class Recomputing(ActivationCheckpointing):
                     f"{fqn!r} lies inside the sharded FSDP1 unit {unit!r}, whose weights are freed before "
                     "recomputation; use ac.use_reentrant=false or wrap_order=outside_fsdp",
                 )
+
+    def _file(
+        self,
+        header: Mapping[str, str],
+        chosen: Sequence[str],
+        model: nn.Module,  # noqa: ARG002 (its blocks are known)
+        sample: tuple[Any, ...],  # noqa: ARG002 (nothing runs)
+    ) -> str:
+        """Return the file that runs whole blocks again."""
+        self._refuse_without_words()
+        return file_text.recomputing_file(chosen, **header)
+
+    def _refuse_without_words(self) -> None:
+        """Refuse options that a written file has no words for.
+
+        Raises:
+            StrategyError: naming the first.
+        """
+        for option, usual in _WRITTEN.items():
+            value = getattr(self, option)
+            if value != usual:
+                problem = f"is {str(value).lower()}, which a written file has no words for"
+                raise StrategyError(f"ac.{option}", f"{problem}; use ac.{option}={str(usual).lower()}")
 
     def _region_maker(self) -> RegionMaker:
         """Return what makes the region of one block.

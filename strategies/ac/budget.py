@@ -67,7 +67,7 @@ class Budget(ActivationCheckpointing):
         of blocks, Beaumont et al. 2020, INRIA RR-9302 (rotor).
     """
 
-    views: ClassVar[tuple[str, ...]] = ("plan", "policy", "saves", "torch_remat")
+    views: ClassVar[tuple[str, ...]] = ("plan", "file", "torch_remat")
 
     budget_gib: float | None = None
     fraction: float | None = None
@@ -164,8 +164,9 @@ class Budget(ActivationCheckpointing):
         """Return the plan as text, or in the words of what others run.
 
         Args:
-            name: `plan`; `policy`: a Python file for torch's selective checkpointing; `saves`: lines of
-                `FQN::operator`; `torch_remat`: submodules of each block that torch-remat shall keep.
+            name: `plan`; `file`: a file for torch alone, which keeps the operators that cost FLOPs and that
+                the plan does not run again; `torch_remat`: submodules of each block that torch-remat shall
+                keep.
             model: a plain model; without a plan, one is made for a step whose loss is the sum of its outputs.
             sample: example positional inputs.
 
@@ -179,11 +180,8 @@ class Budget(ActivationCheckpointing):
         self._require_words(name, plan)
         step = first_call.shadow_step(model, sample, {})
         forwards = operator_modules.block_forwards(step, self.blocks_of(step.model))
-        return {
-            "policy": export.policy_file,
-            "saves": export.operator_saves,
-            "torch_remat": export.remat_regions,
-        }[name](plan, forwards)
+        export_of = export.plan_file if name == "file" else export.remat_regions
+        return export_of(plan, forwards)
 
     def _require_words(self, name: str, plan: Plan) -> None:
         """Refuse a plan that others have no words for.

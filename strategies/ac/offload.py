@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.ac.base import ActivationCheckpointing, RegionMaker
 from strategies.regions import offloading
+from strategies.written import file_text
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +32,16 @@ class Offload(ActivationCheckpointing):
 
     acts_on_each_block_alone: ClassVar[bool] = True
     scales_with_batch: ClassVar[bool] = True
+
+    def _file(
+        self,
+        header: Mapping[str, str],
+        chosen: Sequence[str],
+        model: nn.Module,  # noqa: ARG002 (its blocks are known)
+        sample: tuple[Any, ...],  # noqa: ARG002 (nothing runs)
+    ) -> str:
+        """Return the file that moves what blocks save; unlike here, copies do not overlap computation."""
+        return file_text.offloading_file(chosen, **header)
 
     def _region_maker(self) -> RegionMaker:
         ledger = offloading.HostLedger()

@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.ac.base import Recomputing
-from strategies.base import StrategyError
+from strategies.base import Observation, StrategyError
+from strategies.budget import first_call, operator_modules
 from strategies.regions import operator_names
 from strategies.regions.presets import check_names, is_known
+from strategies.written import file_text
+from strategies.written.heavy_operators import rules_of
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from strategies.regions.operator_names import SaveList
+
+
+_USUAL = ("matmul", "conv", "attention")
+_FAMILIES: Mapping[str, tuple[str, ...]] = {
+    "matmul": ("linear", "bmm"),
+    "conv": ("convolution",),
+    "attention": ("attention",),
+}
+"""Families of operators in written files, by group."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelectiveOp(Recomputing):
     """Checkpoint every block, but keep the outputs of named operators.
 
-    Use when: memory suffices for outputs of matmuls and attention, whose recomputation costs most.
+    Use when: memory suffices for outputs of matmuls, convolutions and attention, which cost most to repeat.
 
     Saved: the inputs of each block, and every output of the named operators, needed or not.
     Recomputed: all other operators of the block, once a step; of the matmuls every k-th, if asked.
     Moved: nothing.
 
     Fields:
-        save_ops: groups (`matmul`, `attention`, `comm`, `max`, `topk`) and exact overloads
+        save_ops: groups (`matmul`, `conv`, `attention`, `comm`, `max`, `topk`) and exact overloads
             (`aten.mm.default`), or the name of a preset (`modalities`, `torchtitan`).
         matmul_recompute_every: recompute the saved matmuls k, 2k, ... of each block call, k >= 2;
             0 recomputes none; `None` leaves it to the preset, and is 0 for a list.
@@ -43,7 +57,7 @@ class SelectiveOp(Recomputing):
     acts_on_each_block_alone: ClassVar[bool] = True
     scales_with_batch: ClassVar[bool] = True
 
-    save_ops: Any = ("matmul", "attention")  # a name or a list of names; OmegaConf has no such union
+    save_ops: Any = _USUAL  # a name or a list of names; OmegaConf has no such union
     matmul_recompute_every: int | None = None
 
     def __post_init__(self) -> None:
@@ -77,6 +91,37 @@ class SelectiveOp(Recomputing):
                 "compile_first hides all operators from ac=selective_op, and nothing is compiled around "
                 "the modes that look for them; use compile_order=ac_first",
             )
+
+    def observe(self, model: nn.Module) -> Observation:
+        """Return what the regions showed; without `conv` where nobody has named it and nothing convolves."""
+        seen = Recomputing.observe(self, model)
+        if self.save_ops != _USUAL or len(seen.never_fired) == len(seen.named):
+            return seen
+        return replace(seen, never_fired=tuple(name for name in seen.never_fired if name != "conv"))
+
+    def _file(
+        self, header: Mapping[str, str], chosen: Sequence[str], model: nn.Module, sample: tuple[Any, ...]
+    ) -> str:
+        """Return the file that keeps these operators by their families, but for what nobody needs.
+
+        Raises:
+            StrategyError: an operator or a preset that rules have no words for.
+        """
+        self._refuse_without_words()
+        names = (self.save_ops,) if isinstance(self.save_ops, str) else self.save_ops
+        unknown = next((name for name in names if name not in _FAMILIES), None)
+        if unknown is not None:
+            problem = f"a written file has no words for {unknown!r}"
+            raise StrategyError("ac.save_ops", f"{problem}; it knows {', '.join(_FAMILIES)}")
+        if self.matmul_recompute_every:
+            problem = f"is {self.matmul_recompute_every}, which a written file has no words for; use 0"
+            raise StrategyError("ac.matmul_recompute_every", problem)
+        families = {family for name in names for family in _FAMILIES[name]}
+        step = first_call.shadow_step(model, sample, {})
+        modules = {fqn: step.model.get_submodule(fqn) for fqn in chosen}
+        operators = operator_modules.heavy_operators(step, modules)
+        rules = rules_of(operators, lambda each: each.can_be_kept and each.family in families)
+        return file_text.rules_file(rules, **header)
 
     def _save_list(self) -> SaveList | None:
         return operator_names.resolve(self.save_ops, self.matmul_recompute_every)

@@ -40,6 +40,7 @@ class TorchRemat(ActivationCheckpointing):
     """
 
     package: ClassVar[str] = "torch_remat"
+    views: ClassVar[tuple[str, ...]] = ()
 
     save_regions: tuple[str, ...] = ()
     preserve_rng_state: bool = True

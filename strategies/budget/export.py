@@ -1,108 +1,72 @@
-"""Plans in the words of what others run: a policy for torch, saves by operator, regions of torch-remat.
+"""Plans in the words of what others run: rules of operators for torch alone, regions of torch-remat.
 
-None of them can say all of a plan. torch's selective checkpointing saves all results of an operator and runs
-the rest of a block again, torch-remat keeps whole modules, and both leave on the device what a plan offloads.
-What each loses, docs/budget.md says.
+None of them can say all of a plan. A written file keeps operators that cost FLOPs and runs the rest of a
+block again, torch-remat keeps whole modules, and both leave on the device what a plan offloads. What each
+loses, docs/budget.md says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from textwrap import fill
 from typing import TypeAlias
 
 from strategies.base import StrategyError
 from strategies.budget.operator_modules import BlockForward
-from strategies.budget.plan import BlockPlan, Plan, Value
+from strategies.budget.plan import BlockPlan, Plan, Value, readable
+from strategies.written.file_text import rules_file
+from strategies.written.heavy_operators import HeavyOperator, recomputed_flops, rules_of
 
 Forwards: TypeAlias = Mapping[str, BlockForward]
 
-_POLICY = '''\
-"""Saves of a plan for {budget_bytes} bytes: selective activation checkpointing, made with torch {torch}.
 
-Call `apply(model)` before FSDP, DDP or a compiler wraps the model.
-"""
+def plan_file(plan: Plan, forwards: Forwards) -> str:
+    """Return a file for torch alone, which keeps each heavy operator that the plan does not run again.
 
-from functools import partial
+    It says what it does otherwise than the plan.
 
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+    Args:
+        plan: the plan.
+        forwards: forwards of its blocks, by FQN.
 
-SAVES = {saves}
-"""Operators of each forward whose results are saved, by number among those that make or write tensors."""
+    Raises:
+        StrategyError: forward is not the planned one.
+    """
+    operators: dict[str, tuple[HeavyOperator, ...]] = {}
+    again: set[tuple[str, int]] = set()
+    for block in _enclosed(plan):
+        forward = _forward_of(block, forwards)
+        operators[block.fqn] = forward.heavy_operators(block.fqn)
+        again |= {(block.fqn, number) for number in _run_again(block, forward)}
+    rules = rules_of(operators, lambda each: each.can_be_kept and (each.fqn, each.number) not in again)
+    said = " ".join(_differences(plan, plan.percent(recomputed_flops(operators, rules))))
+    title = f"A plan of ac=budget for {readable(plan.budget_bytes)} a step, as rules of operators."
+    return rules_file(rules, title=title, name="apply_budget", remarks=fill(said, 105))
 
 
-def is_numbered(operator):
-    if not hasattr(operator, "_schema"):
-        return True
-    makes = any(each.alias_info is None and "Tensor" in str(each.type) for each in operator._schema.returns)
-    # whoever reads the result of a collective first waits for it
-    return operator._schema.is_mutable or (
-        makes and str(operator) != "_c10d_functional.wait_tensor.default"
+def _run_again(block: BlockPlan, forward: BlockForward) -> set[int]:
+    """Return the numbers of the operators that the plan runs again: back to what it holds."""
+    held, found = {value.operator for value in _held(block)}, set[int]()
+    waiting = [value.operator for value in block.recompute if not value.is_input]
+    while waiting:
+        number = waiting.pop()
+        if number not in found and number not in held:
+            found.add(number)
+            waiting += forward.reads[number]
+    return found
+
+
+def _differences(plan: Plan, percent: float) -> Iterator[str]:
+    """Yield what a file does otherwise than its plan, in sentences."""
+    yield (
+        f"acbench carries the plan out within {readable(plan.predicted_peak_bytes)}, at "
+        f"{plan.percent(plan.extra_flops):.2f} % more FLOPs. Here a block runs again at once, at "
+        f"{percent:.2f} %, so the peak is another one: ac=file ac.path=... measures it."
     )
-
-
-class Saves:
-    def __init__(self, fqn):
-        self.fqn, self.number = fqn, -1
-
-    def __call__(self, context, operator, *args, **kwargs):
-        if not is_numbered(operator):
-            return CheckpointPolicy.PREFER_RECOMPUTE
-        self.number += 1
-        planned = SAVES[self.fqn].get(self.number)
-        if planned not in (None, str(operator)):
-            where = f"{{self.fqn}}: operator {{self.number}}"
-            raise RuntimeError(f"{{where}} is {{operator}}, planned was {{planned}}")
-        return CheckpointPolicy.MUST_SAVE if planned else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def contexts(fqn):
-    return create_selective_checkpoint_contexts(Saves(fqn))
-
-
-def apply(model):
-    for fqn in SAVES:
-        block = model.get_submodule(fqn)
-        context_fn = partial(contexts, fqn)
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=context_fn)
-    return model
-'''
-
-
-def policy_file(plan: Plan, forwards: Forwards) -> str:
-    """Return a Python file that needs torch alone: its `apply(model)` saves what the plan holds.
-
-    It says what torch cannot hold.
-
-    Args:
-        plan: the plan.
-        forwards: forwards of its blocks, by FQN.
-
-    Raises:
-        StrategyError: forward is not the planned one.
-    """
-    lines = [f"    {remark}" for remark in _left_out(plan)]
-    for block in _enclosed(plan):
-        lines += _table_lines(block, _forward_of(block, forwards))
-    saves = "\n".join(["{", *lines, "}"]) if lines else "{}"
-    return _POLICY.format(budget_bytes=plan.budget_bytes, torch=plan.versions.get("torch"), saves=saves)
-
-
-def operator_saves(plan: Plan, forwards: Forwards) -> str:
-    """Return one line, `FQN::operator`, for each module and operator whose results the policy saves.
-
-    A line ends with a remark where the module calls the operator more often than it is saved.
-
-    Args:
-        plan: the plan.
-        forwards: forwards of its blocks, by FQN.
-
-    Raises:
-        StrategyError: forward is not the planned one.
-    """
-    lines = list(_left_out(plan))
-    for block in _enclosed(plan):
-        lines += _save_lines(block, _forward_of(block, forwards))
-    return "\n".join(lines)
+    yield from (f"{remark.removeprefix('# ').capitalize()}." for remark in _left_out(plan))
+    moved = [str(value) for block in _enclosed(plan) for value in block.offload]
+    if moved:
+        yield f"Not offloaded: {', '.join(moved)}."
 
 
 def remat_regions(plan: Plan, forwards: Forwards) -> str:
@@ -153,29 +117,6 @@ def _held(block: BlockPlan) -> list[Value]:
     return sorted(value for value in (*block.keep, *block.offload) if not value.is_input)
 
 
-def _saved(block: BlockPlan, forward: BlockForward) -> list[int]:
-    """Return the numbers of the operators whose results torch shall save.
-
-    What is written in place later is not among them: torch would return it as it was written last. A saved
-    operator does not run again, so a saved random one would leave other numbers to those that draw later:
-    these are saved too, or, where one of them cannot be saved, none.
-    """
-    written = {operator for operator, _ in forward.written}
-    numbers = {value.operator for value in _held(block)} - written
-    first = min(numbers & set(forward.draws), default=len(forward.operators))
-    later = {number for number in forward.draws if number >= first}
-    cannot_be_saved = any(forward.draws[number] or number in written for number in later)
-    return sorted(numbers - later if cannot_be_saved else numbers | later)
-
-
-def _table_lines(block: BlockPlan, forward: BlockForward) -> list[str]:
-    saved = _saved(block, forward)
-    lost = ", ".join(map(str, (value for value in _held(block) if value.operator not in saved)))
-    lines = [f'        {number}: "{forward.operators[number]}",' for number in saved]
-    remarks = [*_not_moved(block), *([f"# lost: {lost}"] if lost else [])]
-    return [*(f"    {remark}" for remark in remarks), f'    "{block.fqn}": {{', *lines, "    },"]
-
-
 def _not_moved(block: BlockPlan) -> list[str]:
     """Return a remark on what the plan offloads."""
     return [f"# not offloaded: {', '.join(map(str, block.offload))}"] if block.offload else []
@@ -198,18 +139,6 @@ def _forward_of(block: BlockPlan, forwards: Forwards) -> BlockForward:
         found = names.get(changed.operator, "none")
         problem = f"operator {changed.operator} of {block.fqn!r} is {found}, and the plan has {changed.name}"
     raise StrategyError("show", f"{problem}; export a plan of mesh=single without autocast")
-
-
-def _save_lines(block: BlockPlan, forward: BlockForward) -> Iterator[str]:
-    """Yield the calls of a block whose results the plan keeps, `block.module::operator`, one line a kind."""
-    calls = list(zip(forward.modules, forward.operators, strict=True))
-    held = [calls[number] for number in _saved(block, forward)]
-    yield from _not_moved(block)
-    for module, name in dict.fromkeys(held):
-        kept, all_calls = held.count((module, name)), calls.count((module, name))
-        fqn = f"{block.fqn}.{module}" if module else block.fqn
-        remark = f"  # {kept} of {all_calls} calls" if kept < all_calls else ""
-        yield f"{fqn}::{name}{remark}"
 
 
 def _regions(block: BlockPlan, forward: BlockForward) -> Iterator[str]:

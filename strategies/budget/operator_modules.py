@@ -32,7 +32,7 @@ class BlockForward:
         results: operator and result that make the storages of a submodule's results, by FQN inside the block;
             without those that the block has not made.
         written: operator and result that make the storages that a later operator writes to in place.
-        draws: numbers of the operators that draw random numbers, and whether they draw them in place.
+        reads: numbers of the operators whose results each operator reads.
         heavy: number, rule, FLOPs and bytes of results of each operator that costs FLOPs, by number.
         last_saved: number of the last operator that makes what autograd saves; -1: nothing is saved.
     """
@@ -41,9 +41,25 @@ class BlockForward:
     modules: list[str] = field(default_factory=list)
     results: dict[str, set[Address]] = field(default_factory=dict)
     written: set[Address] = field(default_factory=set)
-    draws: dict[int, bool] = field(default_factory=dict)
+    reads: list[set[int]] = field(default_factory=list)
     heavy: dict[int, tuple[str, int, int]] = field(default_factory=dict)
     last_saved: int = -1
+
+    def heavy_operators(self, fqn: str) -> tuple[HeavyOperator, ...]:
+        """Return the operators that cost FLOPs, as those of the block `fqn`."""
+        written = {operator for operator, _ in self.written}
+        return tuple(
+            HeavyOperator(
+                fqn=fqn,
+                rule=rule,
+                number=number,
+                flops=flops,
+                result_bytes=result_bytes,
+                runs_again=number <= self.last_saved,
+                is_written=number in written,
+            )
+            for number, (rule, flops, result_bytes) in self.heavy.items()
+        )
 
 
 def heavy_operators(
@@ -51,21 +67,7 @@ def heavy_operators(
 ) -> dict[str, tuple[HeavyOperator, ...]]:
     """Return the operators of `blocks` that cost FLOPs, by FQN, as they are in `step`."""
     forwards = block_forwards(step, blocks)
-    return {fqn: tuple(_heavy(fqn, forward)) for fqn, forward in forwards.items()}
-
-
-def _heavy(fqn: str, forward: BlockForward) -> Iterator[HeavyOperator]:
-    written = {operator for operator, _ in forward.written}
-    for number, (rule, flops, result_bytes) in forward.heavy.items():
-        yield HeavyOperator(
-            fqn=fqn,
-            rule=rule,
-            number=number,
-            flops=flops,
-            result_bytes=result_bytes,
-            runs_again=number <= forward.last_saved,
-            is_written=number in written,
-        )
+    return {fqn: forward.heavy_operators(fqn) for fqn, forward in forwards.items()}
 
 
 def block_forwards(step: RunnableStep, blocks: Mapping[str, nn.Module]) -> dict[str, BlockForward]:
@@ -113,8 +115,7 @@ class _Follower(OperatorMode):
         number, facts = len(self._inside.operators), facts_of(func)
         self._inside.operators.append(facts.name)
         self._inside.modules.append(self._stack[-1])
-        if facts.draws(args, kwargs):
-            self._inside.draws[number] = bool(facts.writes)
+        self._inside.reads.append({operator for operator, _ in self._addresses((args, kwargs))})
         self._inside.written |= self._addresses(list(facts.written(args, kwargs)))
         rule = self._rules.rule(func)
         result = func(*args, **kwargs)

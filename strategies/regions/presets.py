@@ -16,6 +16,11 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "aten.bmm.dtype", "aten.linear.default", "aten._scaled_mm.default", "aten._scaled_mm_v2.default",
         "aten._grouped_mm.default", "aten._scaled_grouped_mm.default", "aten._scaled_grouped_mm_v2.default",
     ),
+    "conv": (
+        "aten.convolution.default", "aten.convolution_overrideable.default", "aten._convolution.default",
+        "aten.mkldnn_convolution.default", "aten.cudnn_convolution.default",
+        "aten.miopen_convolution.default",
+    ),
     "attention": (
         "aten.scaled_dot_product_attention.default",
         "aten._scaled_dot_product_attention_math.default",

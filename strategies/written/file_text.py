@@ -29,7 +29,7 @@ _USE = """\
 
 `python {name}.py --check module:function` proves it for the model that the function returns, alone or in
 (model, inputs, loss_fn), on the device at hand."""
-_OF_RULES = """
+_OF_RULES = """\
 A rule is `module:family`: the result of that module's operator stays. `module@1` is its second call, `#1` its
 second operator of the family. All else of the blocks runs again in backward."""
 
@@ -63,13 +63,16 @@ def offloading_file(blocks: Sequence[str], *, title: str, name: str = "apply_ac"
     return _file("moved_to_host", {"BLOCKS": _names(blocks, 0)}, f"{title}\n\n{_USE}", name)
 
 
-def rules_file(rules: Mapping[str, BlockRules], *, title: str, name: str = "apply_ac") -> str:
+def rules_file(
+    rules: Mapping[str, BlockRules], *, title: str, name: str = "apply_ac", remarks: str = ""
+) -> str:
     """Return a file that runs blocks again but for the operators that rules keep.
 
     Args:
         rules: by FQN of the block.
         title: first line of the file: what it does to which model.
         name: the file's name without its ending, as it names itself.
+        remarks: what it does not do of what it was made from, a paragraph.
     """
     rows: dict[BlockRules, list[str]] = {}
     for fqn, each in rules.items():
@@ -83,7 +86,8 @@ def rules_file(rules: Mapping[str, BlockRules], *, title: str, name: str = "appl
             "    ),",
         ]
     table = "\n".join([*lines, "]"])
-    return _file("kept_results", {"RULES": table}, f"{title}\n\n{_USE}\n{_OF_RULES}", name)
+    said = "\n\n".join(each for each in (title, _USE, _OF_RULES, remarks) if each)
+    return _file("kept_results", {"RULES": table}, said, name)
 
 
 def _file(part: str, tables: Mapping[str, str], docstring: str, name: str) -> str:

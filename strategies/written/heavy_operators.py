@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from strategies.written.file_text import BlockRules
@@ -32,6 +32,11 @@ class HeavyOperator:
     is_written: bool
 
     @property
+    def family(self) -> str:
+        """The family of the operator."""
+        return self.rule.rpartition(":")[2].partition("#")[0]
+
+    @property
     def can_be_kept(self) -> bool:
         """Whether keeping its results is possible, and spares something."""
         return self.runs_again and not self.is_written
@@ -56,7 +61,20 @@ def rules_for(operators: Mapping[str, Sequence[HeavyOperator]], extra_bytes: flo
         if each.result_bytes <= left:
             left -= each.result_bytes
             kept.add((each.fqn, each.rule))
-    return {fqn: _rules(found, kept) for fqn, found in operators.items()}
+    return rules_of(operators, lambda each: (each.fqn, each.rule) in kept)
+
+
+def rules_of(
+    operators: Mapping[str, Sequence[HeavyOperator]], is_kept: Callable[[HeavyOperator], bool]
+) -> dict[str, BlockRules]:
+    """Return the rules that keep the results of the operators that `is_kept` says."""
+    return {
+        fqn: BlockRules(
+            keep=tuple(each.rule for each in found if is_kept(each)),
+            again=tuple(each.rule for each in found if not is_kept(each)),
+        )
+        for fqn, found in operators.items()
+    }
 
 
 def kept_bytes(operators: Mapping[str, Sequence[HeavyOperator]], rules: Mapping[str, BlockRules]) -> int:
@@ -74,11 +92,3 @@ def recomputed_flops(
 
 def _all(operators: Mapping[str, Sequence[HeavyOperator]]) -> list[HeavyOperator]:
     return [each for found in operators.values() for each in found]
-
-
-def _rules(operators: Sequence[HeavyOperator], kept: set[tuple[str, str]]) -> BlockRules:
-    """Return the rules of one block."""
-    return BlockRules(
-        keep=tuple(each.rule for each in operators if (each.fqn, each.rule) in kept),
-        again=tuple(each.rule for each in operators if (each.fqn, each.rule) not in kept),
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from strategies.base import StrategyError
+from strategies.text_files import read_text
 
 MOST_BYTES = 1 << 20
 """Of a file; one with rules for a thousand blocks has a tenth of it."""
@@ -27,22 +27,12 @@ def source_of(path: str, where: str) -> str:
         StrategyError: it is no regular file, is too large, or cannot be read as text.
     """
     try:
-        status = Path(path).stat()
+        return read_text(Path(path), MOST_BYTES)
+    except UnicodeDecodeError as error:
+        raise StrategyError(where, f"{path!r} is no text in UTF-8; give a file of Python") from error
     except (OSError, ValueError) as error:  # the latter for a name that no file can have
         said = error.strerror if isinstance(error, OSError) else error
         raise StrategyError(where, f"{path!r} cannot be read: {said}") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise StrategyError(where, f"{path!r} is no regular file; give the path of a file of Python")
-    if status.st_size > MOST_BYTES:
-        problem = f"{path!r} has {status.st_size} bytes, and at most {MOST_BYTES} are read"
-        raise StrategyError(where, f"{problem}; give a file with `apply(model)`")
-    try:
-        with Path(path).open("rb") as opened:
-            return opened.read(MOST_BYTES).decode("utf-8")
-    except OSError as error:
-        raise StrategyError(where, f"{path!r} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise StrategyError(where, f"{path!r} is no text in UTF-8; give a file of Python") from error
 
 
 def apply_of(path: str, where: str) -> Callable[[Any], Any]:

@@ -130,9 +130,9 @@ def _files(folder: Path) -> list[str]:
             id="a typo that no choice of the sweep excuses",
         ),
         pytest.param(
-            ["ac=full", "show=regions"],
-            "acbench: show: ac=full, chunk=none, shard=none have no view 'regions'; they have none; "
-            "ac=nested has regions\n",
+            ["ac=none", "show=regions"],
+            "acbench: show: ac=none, chunk=none, shard=none have no view 'regions'; they have none; "
+            "ac=full has file, ac=nested has regions\n",
             id="a view of what has none",
         ),
         pytest.param(

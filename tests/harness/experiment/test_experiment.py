@@ -121,7 +121,7 @@ def test_to_dict_has_groups_with_names_and_then_the_recipe() -> None:
         "protocol": "standard",
     }
     assert resolved["model"]["family"] == "gpt"
-    assert resolved["ac"]["save_ops"] == ["matmul", "attention"]
+    assert resolved["ac"]["save_ops"] == ["matmul", "conv", "attention"]
 
 
 @pytest.mark.parametrize("name", sorted(ac_variants))

@@ -22,4 +22,4 @@ def test_the_plan_of_a_trial_is_shown_and_can_be_given(tmp_path: Path) -> None:
     assert text == Plan.load(tmp_path / "plan.json").describe() == view_of(given, "plan")
     assert text.startswith("budget ")
     assert "operators run again for" in text
-    assert "\nSAVES = {\n" in view_of(given, "policy")
+    assert "\nRULES = [\n" in view_of(given, "file")

@@ -218,9 +218,9 @@ def test_views_of_a_plan_with_chunks(tmp_path: Path) -> None:
         "# chosen by ac=budget; bytes and time are of a step that recomputes every block"
     )
     with pytest.raises(StrategyError) as caught:
-        view_of(asked, "policy")
+        view_of(asked, "file")
     assert str(caught.value) == (
-        "chunk: the plan numbers operators of programs in chunks, which policy has no words for; "
+        "chunk: the plan numbers operators of programs in chunks, which file has no words for; "
         "use show=plan, or chunk=none"
     )
 

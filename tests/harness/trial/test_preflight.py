@@ -25,7 +25,7 @@ from strategies.tracing.shadow import Shadow
 from tests.harness import user_models
 from tests.harness.composing import composed, experiment_of, point_of, refusal_of, rows
 
-GROUPS = "groups are: matmul, attention, comm, max, topk; an operator is written as aten.mm.default"
+GROUPS = "groups are: matmul, conv, attention, comm, max, topk; an operator is written as aten.mm.default"
 GPT_CLASSES = "CausalSelfAttention, Dropout, Embedding, FeedForward, GPTBlock, LayerNorm, Linear, ModuleList"
 USER = "tests.harness.user_models"
 
@@ -115,7 +115,7 @@ def test_refuses_a_model_that_cannot_be_sharded_so(line: str, message: str) -> N
     rows(
         {
             "ac=selective_op ac.save_ops=[]": "ac.save_ops: is empty, which is full AC; use ac=full, or name "
-            "some of matmul, attention, comm, max, topk",
+            "some of matmul, conv, attention, comm, max, topk",
             "ac=selective_op ac.save_ops=[matmull]": "ac.save_ops: 'matmull' is no group and no operator; "
             f"did you mean 'matmul'? {GROUPS}",
             "ac=selective_op ac.save_ops=[aten.mm.defualt]": "ac.save_ops: 'aten.mm.defualt' is no group and "

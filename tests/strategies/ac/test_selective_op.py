@@ -16,6 +16,8 @@ from tests.strategies.toys import Stack, differences, toy, train_step
 MODALITIES = PRESETS["modalities"].operators
 
 NEVER_FIRED: dict[str, tuple[str, Any, tuple[str, ...]]] = {
+    "no convolution where nobody named one": ("no_dropout", ["matmul", "conv", "attention"], ()),
+    "no convolution where somebody named it": ("no_dropout", ["matmul", "conv"], ("conv",)),
     "everything fires": ("no_dropout", ["matmul", "attention"], ()),
     "attention with dropout runs as bmm on CPU": ("biased", ["matmul", "attention"], ("attention",)),
     "mm in a biased model": ("biased", ["aten.mm.default", "matmul"], ("aten.mm.default",)),
@@ -34,6 +36,21 @@ def test_never_fired(model_name: str, save_ops: Any, expected: tuple[str, ...]) 
     observation = strategy.observe(model)
     assert observation.named == (MODALITIES if save_ops == "modalities" else tuple(save_ops))
     assert observation.never_fired == expected
+
+
+def test_convolutions_are_kept() -> None:
+    measured = []
+    for save_ops in (["matmul", "attention"], ["matmul", "conv", "attention"]):
+        model = Stack(nn.Sequential(nn.Conv1d(4, 4, 3, padding=1), nn.Tanh(), nn.Conv1d(4, 4, 3, padding=1)))
+        strategy = SelectiveOp(layers_fqn="layers", save_ops=save_ops)
+        strategy.apply(model)
+        x = torch.randn(2, 4, 8, requires_grad=True)
+        counter = Operators("aten.convolution.default")
+        outputs = model.block(x)
+        with counter:
+            outputs.sum().backward()
+        measured.append((counter.count, strategy.observe(model).never_fired))
+    assert measured == [(1, ("matmul", "attention")), (0, ("matmul", "attention"))]
 
 
 class RandomOperators(nn.Module):
@@ -79,20 +96,20 @@ def test_counting_matmuls_starts_anew_in_every_call() -> None:
     SelectiveOp(layers_fqn="layers", matmul_recompute_every=2, early_stop=False).apply(model)
     for _ in range(2):
         x = torch.randn(4, 8, requires_grad=True)
-        counter = Products()
+        counter = Operators("aten.mm.default")
         outputs = model.block(x)
         with counter:
             outputs.sum().backward()
         assert counter.count == 1 + 6
 
 
-class Products(torch.utils._python_dispatch.TorchDispatchMode):
-    def __init__(self) -> None:
+class Operators(torch.utils._python_dispatch.TorchDispatchMode):
+    def __init__(self, name: str) -> None:
         super().__init__()
-        self.count = 0
+        self.name, self.count = name, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func is torch.ops.aten.mm.default
+        self.count += str(func) == self.name
         return func(*args, **(kwargs or {}))
 
 

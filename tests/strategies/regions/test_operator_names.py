@@ -107,7 +107,7 @@ REFUSED = {
         None,
         (
             "ac.save_ops: is empty, which is full AC; use ac=full, "
-            "or name some of matmul, attention, comm, max, topk"
+            "or name some of matmul, conv, attention, comm, max, topk"
         ),
     ),
     "misspelt group": (
@@ -115,7 +115,7 @@ REFUSED = {
         None,
         (
             "ac.save_ops: 'matmull' is no group and no operator; did you mean 'matmul'? "
-            "groups are: matmul, attention, comm, max, topk; an operator is written as aten.mm.default"
+            "groups are: matmul, conv, attention, comm, max, topk; an operator is written as aten.mm.default"
         ),
     ),
     "misspelt overload": (
@@ -124,7 +124,7 @@ REFUSED = {
         (
             "ac.save_ops: 'aten.adddmm.default' is no group and no operator; "
             "did you mean 'aten.addmm.default'? "
-            "groups are: matmul, attention, comm, max, topk; an operator is written as aten.mm.default"
+            "groups are: matmul, conv, attention, comm, max, topk; an operator is written as aten.mm.default"
         ),
     ),
     "operator packet": (
