@@ -13,7 +13,7 @@ import torch
 from strategies.base import Observation, PlannedStep, Strategy, StrategyError, Tolerance, held_chunks
 from strategies.chunk import show
 from strategies.chunk.planning import plan_json
-from strategies.chunk.running import chunked_forward
+from strategies.chunk.running import chunked_forward, proof
 from strategies.estimate import operator_cost
 from strategies.regions import blocks
 from strategies.tracing import shadow
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from strategies.chunk.planning.chunk_plan import ChunkPlan
 
-_REASON = "gradients of weights are summed chunk by chunk, and kernels round by the number of rows"
 _ALONE = PlannedStep()
 _ALONGSIDE = "# chosen by ac=budget; bytes and time are of a step that recomputes every block"
 
@@ -38,8 +37,8 @@ class Chunking(Strategy):
     On the nano models in bf16 over two steps: outputs by up to 1.2e-2 and gradients by 5e-2.
     """
 
-    tolerance: ClassVar[Tolerance | None] = Tolerance(relative=1e-3, floor=1e-2, reason=_REASON)
-    reduced_tolerance: ClassVar[Tolerance | None] = Tolerance(relative=1e-1, floor=5e-2, reason=_REASON)
+    tolerance: ClassVar[Tolerance | None] = proof.TOLERANCE
+    reduced_tolerance: ClassVar[Tolerance | None] = proof.REDUCED_TOLERANCE
     views: ClassVar[tuple[str, ...]] = ("chunks", "memory")
 
     def apply(
@@ -142,7 +141,7 @@ class FromPlan(Chunking):
                 "ac.plan_file",
                 f"has loops of {unknown!r}, which this model has not; use a plan of this model",
             )
-        return plan
+        return plan.proven(model, sample, step=step)
 
     def view(
         self, name: str, model: nn.Module, sample: tuple[Any, ...], *, step: PlannedStep = _ALONE

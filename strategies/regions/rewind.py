@@ -350,6 +350,25 @@ def python_state_kept(model: nn.Module, blocks: Iterable[nn.Module], *, remedy: 
         outer.put_back()
 
 
+def noted_state(module: nn.Module) -> Callable[[], None]:
+    """Return a function that puts everything back that a forward of `module` changes beside its results.
+
+    That are attributes and buffers of its modules, what objects among them hold, attributes of their classes,
+    globals that their methods name, and the generators of Python, NumPy and torch, those of modules included.
+    """
+    outer, state = OuterState(module), _State.of(module, Rewind())
+    generators = [torch.default_generator, *torch.cuda.default_generators]
+    words = [each.get_state() for each in generators]
+
+    def put() -> None:
+        state.put()
+        outer.put_back()
+        for generator, then in zip(generators, words, strict=True):
+            generator.set_state(then)
+
+    return put
+
+
 @dataclass(frozen=True, slots=True)
 class _State:
     """The state of a region's modules and of the generators at one moment.

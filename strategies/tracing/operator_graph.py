@@ -31,6 +31,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.autograd.function import BackwardCFunction
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
@@ -360,7 +361,7 @@ class _OperatorRecorder(TorchDispatchMode):
 
     def _call_opaque(self, fqn: str, body: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run a module as it is, and enter its call as one node."""
-        given = tree_map_only(Tensor, self._node, (args, kwargs))
+        given = self._given(args, kwargs)
         self._is_inside_opaque = True
         result = body(*args, **kwargs)
         self._is_inside_opaque = False
@@ -371,6 +372,14 @@ class _OperatorRecorder(TorchDispatchMode):
         node.meta["opaque"] = True
         self._of_opaque |= {id(leaf): leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)}
         return result
+
+    def _given(self, args: tuple[Any, ...], kwargs: Any) -> tuple[Any, Any]:
+        """Return what a module is called with, nodes in the place of tensors."""
+        packed = next((each for each in (*args, *kwargs.values()) if isinstance(each, PackedSequence)), None)
+        if packed is not None:  # it asks its tensors where they are
+            raise self._opaque_part("takes a packed sequence, which no graph can hold; pad it")
+        given: tuple[Any, Any] = tree_map_only(Tensor, self._node, (args, kwargs))
+        return given
 
     def _call_node(self, fqn: str, given: tuple[Any, Any], result: Any) -> fx.Node:
         """Enter the call of a module with its result."""
@@ -385,7 +394,7 @@ class _OperatorRecorder(TorchDispatchMode):
 
     def _call_scope(self, fqn: str, body: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run a scope as a graph of its own, and enter its call as one node."""
-        given = tree_map_only(Tensor, self._node, (args, kwargs))
+        given = self._given(args, kwargs)
         with self.frame(fqn, args, kwargs):
             result = body(*args, **kwargs)
             self.finish(result)

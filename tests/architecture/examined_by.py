@@ -126,6 +126,7 @@ EXAMINED_BY = {
     "strategies/chunk/planning/forward_schedules.py": "tests/strategies/chunk/planning/test_chunk_plan.py",
     "strategies/chunk/planning/forward_search.py": "tests/strategies/chunk/planning/test_chunk_plan.py",
     "strategies/chunk/planning/plan_json.py": "tests/strategies/chunk/planning/test_offers.py",
+    "strategies/chunk/planning/plan_proof.py": "tests/strategies/chunk/running/test_proof.py",
     "strategies/chunk/planning/rehearsal.py": "tests/strategies/chunk/planning/test_chunk_plan.py",
     "strategies/chunk/planning/scope_schedules.py": "tests/strategies/chunk/planning/test_chunk_plan.py",
     "strategies/chunk/planning/training_search.py": "tests/strategies/chunk/planning/test_training_schedules.py",

@@ -8,10 +8,12 @@ from functools import cache
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from strategies.base import InfeasibleBudget, PlannedStep, StrategyError
 from strategies.chunk.flow.chunk_rules import is_cut
 from strategies.chunk.planning.batch_schedules import BatchSchedules
+from strategies.chunk.planning.plan_proof import PlanProof
 from strategies.chunk.planning.rehearsal import Rehearsal
 from strategies.chunk.planning.scope_schedules import ModelScopes, PlannedRegion, ScopeScheduler
 from strategies.chunk.planning.training_schedules import TrainingSchedules
@@ -23,6 +25,7 @@ from strategies.chunk.running.chunked_forward import (
     install,
     refuse_unseen_calls,
 )
+from strategies.chunk.running.proof import Proofs
 from strategies.estimate.machine import Machine
 from strategies.estimate.operator_cost import bytes_of, machine_for, tensors_of
 from strategies.regions.blocks import Chunked, plain_class, unwrapped
@@ -100,6 +103,7 @@ class ChunkPlan:
             with its results.
         batch: samples of a chunk of the loop over the batch, which stands around the whole model; `None`: it
             runs on all samples at once.
+        proofs: what is proven of the plan's programs; all others are proven in their first call.
     """
 
     budget_bytes: int | None
@@ -114,6 +118,7 @@ class ChunkPlan:
     schedulers: Mapping[str, ScopeScheduler] = field(repr=False)
     loss: Loss | None = field(default=None, repr=False)
     batch: int | None = None
+    proofs: Proofs = field(default_factory=Proofs, repr=False, compare=False)
 
     @classmethod
     def make(
@@ -140,8 +145,11 @@ class ChunkPlan:
             step: everything else in the training step.
             where: configuration path that messages name.
 
+        A plan is proven on a part of the sample, unless that or the model has no values.
+
         Raises:
             InfeasibleBudget: no plan that was found keeps the budget.
+            UnprovenError: what a module does is not what its program would do.
             StrategyError: the sample is no tuple, the budget is no positive number, or given twice, the model
                 is chunked already, or its forward depends on data.
         """
@@ -154,7 +162,29 @@ class ChunkPlan:
             # what is reserved is an upper bound, and must not make the budget larger
             reserved_bytes = 0 if step is None else step.reserved_bytes
             budget_bytes = int((planner.unchunked_peak_bytes - reserved_bytes) * fraction)
-        return planner.plan(budget_bytes)
+        return planner.plan(budget_bytes).proven(model, sample, kwargs=kwargs, step=step)
+
+    def proven(
+        self,
+        model: nn.Module,
+        sample: tuple[Any, ...],
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        step: PlannedStep | None = None,
+    ) -> ChunkPlan:
+        """Return the plan with what is proven of its programs; arguments are those of `make`.
+
+        Raises:
+            UnprovenError: what a module does is not what its program would do.
+        """
+        proof = PlanProof(
+            model=unwrapped(model),
+            sample=sample,
+            kwargs=kwargs or {},
+            step=step or PlannedStep(),
+            training=self.training,
+        )
+        return replace(self, proofs=proof.of(self.schedulers, self.opaque, loss=self.loss, batch=self.batch))
 
     @classmethod
     def nothing(cls, budget_bytes: int, unchunked_bytes: int, *, training: bool) -> ChunkPlan:
@@ -189,7 +219,7 @@ class ChunkPlan:
                 raise StrategyError("chunk", f"{problem}; set it after the plan is applied")
             refuse_unseen_calls(scope, fqn, frozenset() if fqn else inner, below(fqn, self.opaque))
         batch = None if self.batch is None else BatchLoop(length=self.batch)
-        install(plain, self.schedulers, self.opaque, loss=self.loss, batch=batch)
+        install(plain, self.schedulers, self.opaque, loss=self.loss, batch=batch, proofs=self.proofs)
         for forward in chunked_forwards(plain).values():
             forward.plan = self.to_dict() if forward.scopes or len(self.schedulers) == 1 else None
         return model
@@ -256,6 +286,7 @@ class ChunkPlanner:
             )
         plain = unwrapped(model)
         _refuse_chunked(plain)
+        _refuse_lazy(plain, where)
         rehearsal = Rehearsal.of(plain, sample, step or PlannedStep(), training=training, kwargs=kwargs)
         graphs, machine = rehearsal.recorded(where), machine_for(rehearsal.device)
         unchunked_peak_bytes = rehearsal.peak_bytes({})
@@ -337,6 +368,13 @@ def require_number(where: str, value: Any, allowed: str, most: float) -> None:
     """
     if type(value) not in {int, float} or not 0 < value <= most:
         raise StrategyError(where, f"must be {allowed}, got {value!r}")
+
+
+def _refuse_lazy(model: nn.Module, where: str) -> None:
+    for name, each in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(each):
+            problem = f"{name!r} is lazy and has no shape before a first call"
+            raise StrategyError(where, f"{problem}; call the model once, then plan it")
 
 
 def _refuse_chunked(model: nn.Module) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -29,6 +30,7 @@ from strategies.estimate.position import Position
 from strategies.regions.offloading import Offloading
 from strategies.regions.recomputation import Recomputation
 from strategies.regions.region import Around, Region, regions
+from strategies.regions.rewind import python_state_kept
 from strategies.tracing.following import as_with_data
 from strategies.tracing.guard import Programs
 from strategies.tracing.operator_graph import record
@@ -99,10 +101,14 @@ class Rehearsal:
             return shadow, self._of_a_call(inputs, targets), named
 
         forward = None if self.loss is None else partial(with_loss, loss=self.loss)
-        with torch.set_grad_enabled(self.training), self.step.autocast():
+        with self._kept(), torch.set_grad_enabled(self.training), self.step.autocast():
             found = record(cast, scopes_of(self.model), self.opaque, where=where, forward=forward)
         self.opaque.update(found.opaque)
         return found.graphs
+
+    def _kept(self) -> AbstractContextManager[None]:
+        """Leave what the model and its shadows both hold as it is, generators of random numbers among it."""
+        return python_state_kept(self.model, (), remedy="")
 
     @property
     def loss(self) -> Loss | None:
@@ -157,11 +163,23 @@ class Rehearsal:
         install(shadow.model, schedulers, self.opaque, self._recorded, loss=self.loss, batch=loop)
         call = shadow.model if self.step.enclose is None else self.step.enclose(shadow.model, inputs)
         live = LiveStorages(Position(), device=self.device.type)
-        with torch.set_grad_enabled(self.training), shadow.mode, live, as_with_data():
+        with (
+            _followed(),
+            self._kept(),
+            torch.set_grad_enabled(self.training),
+            shadow.mode,
+            live,
+            as_with_data(),
+        ):
             live.add_standing(standing)
             if self.training:
                 self._train_once(partial(call, *self._of_a_call(inputs, targets), **named), targets)
-                gradients = [each.grad for each in shadow.model.parameters() if each.grad is not None]
+                gradients = [
+                    each.grad
+                    for each in shadow.model.parameters()
+                    if each.grad is not None
+                    and each.grad.layout is torch.strided  # a sparse one has no storage
+                ]
                 live.ledger.mark(live.numbers(gradients), Kind.GRADIENT)
                 return live.ledger.peak(is_activation).nbytes + self.step.reserved_bytes
             with self.step.autocast():
@@ -182,6 +200,21 @@ class Rehearsal:
         del outputs
         gradients = [result.detach().new_ones(()).expand(result.shape) for result in results]
         torch.autograd.backward(results, gradients)
+
+
+@contextmanager
+def _followed() -> Iterator[None]:
+    """Say in a sentence what a pass raises without data, such as a hook that asks for the size of a gradient.
+
+    Raises:
+        StrategyError: torch has refused to go on.
+    """
+    try:
+        yield
+    except (RuntimeError, TypeError) as error:
+        said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        problem = f"a pass of the model cannot be followed without data, where it raises {said}"
+        raise StrategyError("chunk", f"{problem}; use chunk=none") from error
 
 
 def _saved_by(region: Region) -> SavedFate:

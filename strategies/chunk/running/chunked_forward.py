@@ -18,18 +18,21 @@ from torch import Tensor, fx, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import _get_current_function_mode_stack, _pop_mode_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_unflatten
 
-from strategies.base import LossInputs, StrategyError
+from strategies.base import LossInputs, StrategyError, Tolerance
 from strategies.chunk.flow.batch_flow import BatchFlow
 from strategies.chunk.flow.chunk_rules import is_random
+from strategies.chunk.loops.decisions import structure_of
 from strategies.chunk.loops.schedule import Schedule
 from strategies.chunk.running.batch_loop import BatchLoop, BatchProof, is_checked, is_watched, part_of
+from strategies.chunk.running.proof import Proofs, Subject, copied_inputs, digest, has_values, tolerance_of
 from strategies.chunk.running.runtime import GIVEN, Callee, running_again
 from strategies.chunk.running.schedule_code import ScopeCode, lower
 from strategies.regions.blocks import Chunked, plain_class, plain_named_modules, submodule, unwrapped
 from strategies.regions.disguise import disguise, disguised
 from strategies.regions.recomputation import Recomputation
+from strategies.regions.rewind import noted_state, python_state_kept
 from strategies.tracing.guard import (
     Call,
     Guard,
@@ -38,6 +41,7 @@ from strategies.tracing.guard import (
     refuse_global_hooks,
     refuse_unseen,
     share_memory,
+    switches,
 )
 from strategies.tracing.operator_graph import record
 from strategies.tracing.recorder import leaves_of
@@ -73,12 +77,15 @@ class ChunkProgram:
     code: ScopeCode
     guard: Guard
     returns: tuple[Hashable, ...]
+    tolerance: Tolerance
 
     @classmethod
-    def of(cls, graph: ScopeGraph, code: ScopeCode, guard: Guard) -> ChunkProgram:
-        """Return the program of a graph, what its calls return included."""
+    def of(cls, graphs: Sequence[ScopeGraph], code: ScopeCode, guard: Guard) -> ChunkProgram:
+        """Return the program of the last of some graphs, which calls the others."""
+        graph = graphs[-1]
         calls = graph.graph.find_nodes(op="call_module", sort=True)
-        return cls(graph=graph, code=code, guard=guard, returns=tuple(node.meta["returns"] for node in calls))
+        returns = tuple(node.meta["returns"] for node in calls)
+        return cls(graph=graph, code=code, guard=guard, returns=returns, tolerance=tolerance_of(graphs))
 
     def taken_over(self, module: nn.Module, tensors: Sequence[Tensor]) -> ChunkProgram | None:
         """Return the program for another module, if that reads the same."""
@@ -110,6 +117,7 @@ class ChunkedForward:
         loss: what the model goes on to where its last input is `LossInputs`; only on the model itself.
         plan: plan of the whole model as JSON values; only on the model itself.
         batch: loop over the batch, which stands around all others; only on the model itself.
+        proofs: what is proven of programs, of all scopes of a plan.
     """
 
     scheduler: Scheduler
@@ -122,6 +130,7 @@ class ChunkedForward:
     loss: Loss | None = None
     plan: dict[str, Any] | None = None
     batch: BatchLoop | None = None
+    proofs: Proofs = field(default_factory=Proofs)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the module's own forward returns.
@@ -156,20 +165,14 @@ class ChunkedForward:
         ) or self.alike.find(kind, lambda known: known.taken_over(module, call.tensors))
         if program is None:
             # what follows is no part of the step that somebody may measure or recompute
+            with _unobserved(), self._raising_as_forward(module, call, args, kwargs):
+                program = self._new_program(module, call, args, kwargs, given)
             with _unobserved():
-                known = self.recorded.find(kind, lambda known: known.taken_over(module, call.tensors))
-                if known is None or known.graph.constants:  # they are of another shadow
-                    program = self._program(module, call, args, kwargs, given)
-                else:
-                    program = replace(known, code=self._code(known.graph, given))
+                self._prove(program, module, call, (args, kwargs), given)
             self.alike.keep(kind, program)
             self.recorded.keep(kind, program)
         self.programs.keep(kind, program)
-        device = device_of(list(call.tensors)).type
-        if not torch.is_autocast_enabled(device):
-            return self._run(program, module, call.tensors)
-        with torch.autocast(device, enabled=False):  # the program has its casts
-            return self._run(program, module, call.tensors)
+        return self._run(program, module, call.tensors)
 
     def chunks(self) -> int:
         """Return the bodies that ran in the latest forward."""
@@ -216,7 +219,95 @@ class ChunkedForward:
                 found.append((length, None))
         return found
 
+    def _new_program(
+        self,
+        module: nn.Module,
+        call: Call,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        given: frozenset[int],
+    ) -> ChunkProgram:
+        """Return a program for a call that none is known for."""
+        known = self.recorded.find((call.kind, given), lambda known: known.taken_over(module, call.tensors))
+        if known is None or known.graph.constants:  # they are of another shadow
+            return self._program(module, call, args, kwargs, given)
+        return replace(known, code=self._code(known.graph, given))
+
+    @contextmanager
+    def _raising_as_forward(
+        self, module: nn.Module, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Iterator[None]:
+        """Where forward cannot be recorded for what it raises, raise it with the values of the call.
+
+        So it has the words that it has without a plan, and leaves random numbers and modules as it does.
+        """
+        try:
+            yield
+        except Exception as error:
+            is_refusal = isinstance(error, StrategyError) and error.__cause__ is None
+            if not is_refusal and has_values(module, call.tensors):
+                put_back = noted_state(module)
+                copied, named, _ = copied_inputs(args, kwargs)
+                self._plain(module, *copied, **named)
+                put_back()
+            raise
+
+    def _prove(
+        self,
+        program: ChunkProgram,
+        module: nn.Module,
+        call: Call,
+        inputs: tuple[tuple[Any, ...], Mapping[str, Any]],
+        given: frozenset[int],
+    ) -> None:
+        """Prove a program with the values of a call, unless one like it is proven, or there are none."""
+        if not has_values(module, call.tensors):
+            return
+        places = {id(each): at for at, each in enumerate(call.tensors)}
+        kinds = [
+            (each.dtype, each.requires_grad, places[id(each)]) if isinstance(each, Tensor) else repr(each)
+            for each in tree_leaves(inputs)
+        ]
+        key = digest(
+            (plain_class(module).__module__, plain_class(module).__qualname__, not self.fqn),
+            (structure_of(program.graph.graph), repr(kinds), repr(switches()), sorted(given)),
+            (self.scheduler.recomputes, repr(self.scheduler.kind), self.loss is not None),
+            tuple(program.guard.reads.items()),
+        )
+        if key in self.proofs.known:
+            return
+
+        def run_program(*args: Any, **kwargs: Any) -> Any:
+            tensors = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+            return self._run(program, module, tuple(tensors))
+
+        Subject(
+            module=module,
+            fqn=self.fqn,
+            graph=program.graph,
+            plain=partial(self._plain, module),
+            program=run_program,
+            tolerance=program.tolerance,
+            given=given,
+        ).prove(*inputs)
+        self.proofs.known.add(key)
+
+    def _plain(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Return what the module's own forward returns, which calls inner scopes as they stand."""
+        forward = partial(plain_class(module).forward, module)
+        if self.loss is None:
+            return forward(*args, **kwargs)
+        return _on_to(forward, self.loss)(*args, **kwargs)
+
     def _run(self, program: ChunkProgram, module: nn.Module, tensors: tuple[Tensor, ...]) -> Any:
+        """Run a program, which has its casts, without autocast."""
+        device = device_of(list(tensors)).type
+        if not torch.is_autocast_enabled(device):
+            return self._run_again(program, module, tensors)
+        with torch.autocast(device, enabled=False):
+            return self._run_again(program, module, tensors)
+
+    def _run_again(self, program: ChunkProgram, module: nn.Module, tensors: tuple[Tensor, ...]) -> Any:
         """Run a program; where only a forward was planned, in a region, so that gradients recompute it."""
         graph = program.graph.graph
         if not (self.scheduler.recomputes and torch.is_grad_enabled() and may_run_again(graph)):
@@ -237,13 +328,14 @@ class ChunkedForward:
         given: frozenset[int],
     ) -> ChunkProgram:
         """Return the program for a call of this kind: recorded, planned and guarded."""
-        graph = self._graphs(module, call, args, kwargs)[-1]
+        graphs = self._graphs(module, call, args, kwargs)
+        graph = graphs[-1]
         writes = writes_to_given(graph.graph)
         if writes and share_memory(call.tensors):
             problem = f"{self.fqn or 'the model'!r} writes to an input in place, on whose memory another lies"
             raise StrategyError("chunk", f"{problem}; give it tensors of their own")
         guard = Guard.of(module, call.tensors, graph.reads, writes_to_inputs=writes)
-        return ChunkProgram.of(graph, self._code(graph, given), guard)
+        return ChunkProgram.of(graphs, self._code(graph, given), guard)
 
     def _graphs(
         self, module: nn.Module, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -263,7 +355,8 @@ class ChunkedForward:
                 return shadow, *mapped_once(_of_a_function, shadowed(shadow, (args, kwargs), device))
 
         forward = None if self.loss is None else partial(with_loss, loss=self.loss)
-        return record(cast, self.scopes, self.opaque, forward=forward).graphs
+        with python_state_kept(module, (), remedy=""):
+            return record(cast, self.scopes, self.opaque, forward=forward).graphs
 
     def _code(self, graph: ScopeGraph, given: frozenset[int]) -> ScopeCode:
         return lower(self.scheduler.schedule(graph.graph, given))
@@ -368,11 +461,16 @@ def scopes_of(model: nn.Module) -> frozenset[str]:
 
 def with_loss(model: nn.Module, loss: Loss) -> Callable[..., Any]:
     """Return the forward of `model`, which goes on to `loss` where its last input is `LossInputs`."""
+    return _on_to(model.forward, loss)
+
+
+def _on_to(body: Callable[..., Any], loss: Loss) -> Callable[..., Any]:
+    """Return a forward that goes on to `loss` where its last input is `LossInputs`."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not args or not isinstance(args[-1], LossInputs):
-            return model.forward(*args, **kwargs)
-        return loss(model.forward(*args[:-1], **kwargs), *args[-1].values)
+            return body(*args, **kwargs)
+        return loss(body(*args[:-1], **kwargs), *args[-1].values)
 
     return forward
 
@@ -385,6 +483,7 @@ def install(
     *,
     loss: Loss | None = None,
     batch: BatchLoop | None = None,
+    proofs: Proofs | None = None,
 ) -> None:
     """Let the scopes of a plain `model` run as their schedulers say, in place.
 
@@ -395,7 +494,9 @@ def install(
         recorded: programs of scopes of the same classes under other schedulers; their graphs are used again.
         loss: function of the model's results and of `LossInputs`; `None`: the model ends with its results.
         batch: loop over the batch of the model; `None`: it runs on all samples at once.
+        proofs: what is proven of such programs.
     """
+    proofs = Proofs() if proofs is None else proofs
     recorded = {} if recorded is None else recorded
     inner = frozenset(fqn for fqn in schedulers if fqn)
     alike: dict[Hashable, Programs[ChunkProgram]] = {}
@@ -410,8 +511,24 @@ def install(
             recorded=recorded.setdefault(plain_class(module), Programs()),
             loss=None if fqn else loss,
             batch=None if fqn else batch,
+            proofs=proofs,
         )
         disguise(module, _RunsInChunks)
+
+
+def uninstall(model: nn.Module) -> None:
+    """Undo `install`."""
+    for module in model.modules():
+        if isinstance(module, Chunked):
+            module.__class__ = type(module).__bases__[-1]
+            module.__dict__.pop(_ATTRIBUTE, None)
+            module.__dict__.pop(GIVEN, None)
+
+
+def called_with(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return what the chunked forward of `model` returns, called by nobody's hooks."""
+    forward: ChunkedForward = vars(model)[_ATTRIBUTE]
+    return forward(model, args, dict(kwargs))
 
 
 def below(fqn: str, named: Mapping[str, str]) -> dict[str, str]:

@@ -86,7 +86,8 @@ class _Lowering:
                 reads[str(node.target)] = self._graph.placeholder(node.name)
             self._known[node] = reads[str(node.target)]
         for fqn in dict.fromkeys(str(node.target) for node in self._source.find_nodes(op="call_module")):
-            self._callees[fqn] = self._graph.placeholder(fqn.replace(".", "_"))
+            name = fqn.replace(".", "_")
+            self._callees[fqn] = self._graph.placeholder(name if name.isidentifier() else f"_{name}")
         for node in self._source.find_nodes(op="placeholder"):
             self._known[node] = self._graph.placeholder(node.name)
         loops: list[ChunkLoop] = []

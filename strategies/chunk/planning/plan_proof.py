@@ -1,0 +1,115 @@
+"""The proof of a plan: each distinct scope runs as a program and as it is, on a part of the sample.
+
+Planning needs no data. Where the model or its sample has none, programs are proven with the inputs of their
+first call instead, before they stand in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from strategies.base import LossInputs, PlannedStep
+from strategies.chunk.running.batch_loop import BatchLoop
+from strategies.chunk.running.chunked_forward import Loss, Scheduler, called_with, install, uninstall
+from strategies.chunk.running.proof import Proofs, UnprovenError, has_values, without_hooks
+from strategies.regions.rewind import noted_state
+
+_SAMPLES = 2
+"""Samples of a proof: the fewest that are a batch. More would only repeat what these show."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanProof:
+    """The pass that proves a plan.
+
+    Fields:
+        model: plain model.
+        sample, kwargs: its inputs.
+        step: everything else in the training step.
+        training: whether the pass has a backward.
+    """
+
+    model: nn.Module
+    sample: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    step: PlannedStep
+    training: bool
+
+    def of(
+        self,
+        schedulers: Mapping[str, Scheduler],
+        opaque: Mapping[str, str],
+        *,
+        loss: Loss | None,
+        batch: int | None,
+    ) -> Proofs:
+        """Return what is proven of programs under schedulers: nothing where there are no values.
+
+        The model and all generators of random numbers are left as they were.
+
+        Args:
+            schedulers: what decides for each scope, by FQN.
+            opaque: FQNs of modules that run as they are, with the reason.
+            loss: what the model goes on to.
+            batch: samples of a chunk of the loop over the batch.
+
+        Raises:
+            UnprovenError: a program does not do what its forward does.
+        """
+        proofs = Proofs()
+        targets = self.step.loss_inputs if loss is not None else ()
+        every = self.sample, dict(self.kwargs), targets
+        tensors = [leaf for leaf in tree_leaves(every) if isinstance(leaf, Tensor)]
+        if not schedulers or not has_values(self.model, tensors):
+            return proofs
+        loop = None if batch is None else BatchLoop(length=batch)
+        with _left_as_it_was(self.model), without_hooks(self.model, but=None):
+            install(self.model, schedulers, opaque, loss=loss, batch=loop, proofs=proofs)
+            if not self._runs(_first(every, tensors), with_loss=loss is not None):
+                self._runs(every, with_loss=loss is not None)
+        return proofs
+
+    def _runs(self, every: tuple[Any, ...], *, with_loss: bool) -> bool:
+        """Run the model, which proves each program in its first call; return whether that is possible."""
+        sample, kwargs, targets = every
+        inputs = (*sample, LossInputs(targets)) if with_loss else sample
+        try:
+            with (
+                torch.inference_mode(mode=False),
+                torch.set_grad_enabled(self.training),
+                self.step.autocast(),
+            ):
+                called_with(self.model, inputs, kwargs)
+        except UnprovenError:
+            raise
+        except Exception:  # noqa: BLE001 (what is no defect of the program is said at the call)
+            return False
+        return True
+
+
+def _first(every: Any, tensors: list[Tensor]) -> Any:
+    """Return the first samples of inputs whose first dimension is that of the first one."""
+    sizes = [each.size(0) for each in tensors if each.dim()]
+    if not sizes or sizes[0] <= _SAMPLES:
+        return every
+    cut = {
+        id(each): each.narrow(0, 0, _SAMPLES) for each in tensors if each.dim() and each.size(0) == sizes[0]
+    }
+    return tree_map_only(Tensor, lambda each: cut.get(id(each), each), every)
+
+
+@contextmanager
+def _left_as_it_was(model: nn.Module) -> Iterator[None]:
+    put_back = noted_state(model)
+    try:
+        yield
+    finally:
+        uninstall(model)
+        put_back()

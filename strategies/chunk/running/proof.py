@@ -1,0 +1,441 @@
+"""Proofs: before a program stands in for a forward, both run, and all that they do is compared.
+
+A recording does not see everything that a forward does: a hook on a tensor, a checkpoint of its own, an
+object that others share. What a program leaves out of that shows in outputs, in gradients, or in the state
+that is left behind. So both run on the same values: the inputs of the call, or those of the plan. Afterwards
+the state of the module and of all generators of random numbers is put back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any, TypeAlias
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_flatten, tree_leaves
+
+from strategies.base import StrategyError, Tolerance
+from strategies.estimate.liveness import key_of
+from strategies.estimate.operator_cost import tensors_of
+from strategies.estimate.outer_state import places_of
+from strategies.regions.blocks import plain_class
+from strategies.regions.rewind import noted_state
+from strategies.tracing.guard import is_of_fsdp
+from strategies.tracing.module_state import BOOKKEEPING, HOOKS, ByIdentity, frozen, is_capture
+from strategies.tracing.recorder import OutputIndex
+from strategies.tracing.scope_graph import ScopeGraph
+from strategies.tracing.shadow import mapped_once
+
+_REASON = "gradients of weights are summed chunk by chunk, and kernels round by the number of rows"
+TOLERANCE = Tolerance(relative=1e-3, floor=1e-2, reason=_REASON)
+"""How far a program may be off in single and double precision."""
+REDUCED_TOLERANCE = Tolerance(relative=1e-1, floor=5e-2, reason=_REASON)
+"""The same in half precision, and under autocast."""
+
+_HALF = frozenset({torch.float16, torch.bfloat16})
+_LEFT_OUT = BOOKKEEPING | {"_parameters", "_modules", "_buffers", "_compiled_call_impl"}
+_OURS = "_acbench_"  # attributes that strategies set begin so
+
+Run: TypeAlias = Callable[..., Any]
+"""Takes args and kwargs of a forward."""
+
+
+class UnprovenError(StrategyError):
+    """A program does not do what its forward does."""
+
+
+@dataclass(slots=True)
+class Proofs:
+    """What is proven of programs; holds nothing of a model, so that models that are alike share it.
+
+    Fields:
+        known: digests of programs that do what they stand for.
+    """
+
+    known: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """A program that shall stand in for the forward of a module.
+
+    Fields:
+        module: the module.
+        fqn: its FQN, for messages.
+        graph: what was recorded of its forward.
+        plain: its own forward.
+        program: what shall run in its place.
+        tolerance: how far numbers may be apart.
+        given: positions of the tensors among the inputs that the program may overwrite.
+    """
+
+    module: nn.Module
+    fqn: str
+    graph: ScopeGraph
+    plain: Run
+    program: Run
+    tolerance: Tolerance
+    given: frozenset[int]
+
+    def prove(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Run both on copies of the inputs, and put back the state that the module had before.
+
+        What the forward itself raises is raised, and leaves the state as the forward does.
+
+        Raises:
+            StrategyError: they differ; it names module, operator and figure.
+        """
+        put_back = noted_state(self.module)
+        with without_hooks(self.module, but=self.module):
+            expected = self._ran(self.plain, args, kwargs)
+            state = _state_of(self.module)
+            put_back()
+            try:
+                actual = self._ran_as_program(args, kwargs)
+                left = _state_of(self.module)
+                put_back()
+                self._compare(expected, actual)
+                different = list(_differing(state, left, self.tolerance))
+                if different:
+                    self._compare_state(different, args, kwargs)
+            finally:
+                put_back()
+
+    def _ran(self, run: Run, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Ran:
+        copied, named, leaves = copied_inputs(args, kwargs)
+        outputs = run(*copied, **named)
+        tensors = {f"input {at}": leaf for at, leaf in leaves.items()}
+        tensors |= {**dict(self.module.named_parameters()), **dict(self._read_tensors())}
+        wanted = {name: each for name, each in tensors.items() if each.requires_grad}
+        found, structure = tree_flatten(outputs)
+        gradients = _gradients(found, list(wanted.values()))
+        return _Ran(
+            structure=structure,
+            leaves=[each.detach() if isinstance(each, Tensor) else each for each in found],
+            flags=[each.requires_grad for each in found if isinstance(each, Tensor)],
+            gradients={
+                name: each if each is None or each.layout is torch.strided else each.to_dense()
+                for name, each in zip(wanted, gradients, strict=True)
+            },
+            inputs={at: leaf.detach() for at, leaf in leaves.items() if at not in self.given},
+        )
+
+    def _ran_as_program(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Ran:
+        try:
+            return self._ran(self.program, args, kwargs)
+        except StrategyError:
+            raise
+        except Exception as error:  # whatever it is, the forward has not raised it
+            said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            raise self._refusal(f"it raises {said}") from error
+
+    def _read_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors that the graph reads of modules, by FQN."""
+        for node in self.graph.graph.find_nodes(op="get_attr"):
+            owner, _, name = str(node.target).rpartition(".")
+            try:
+                found = getattr(self.module.get_submodule(owner), name)
+            except AttributeError:
+                continue  # a constant of the graph, or below a wrapper
+            if isinstance(found, Tensor):
+                yield str(node.target), found
+
+    def _compare(self, expected: _Ran, actual: _Ran) -> None:
+        """Refuse what is not within the tolerance: outputs, then gradients, then what inputs hold."""
+        if expected.structure != actual.structure or not _have_one_kind(expected.leaves, actual.leaves):
+            raise self._refusal("it returns another structure, shape or dtype")
+        if expected.flags != actual.flags:
+            raise self._refusal("other ones of its results have gradients")
+        outputs = {
+            self._maker(at): pair
+            for at, pair in enumerate(zip(expected.leaves, actual.leaves, strict=True))
+            if isinstance(pair[0], Tensor)
+        }
+        gradients: dict[str, tuple[Tensor, Tensor]] = {}
+        for name, one in expected.gradients.items():
+            other = actual.gradients.get(name)
+            if one is not None or other is not None:
+                none = torch.zeros_like(one if other is None else other)  # type: ignore[arg-type]
+                pair = none if one is None else one, none if other is None else other
+                gradients[f"the gradient of {self._reader(name)}"] = pair
+        inputs = {
+            f"what is left in input {at}": (each, actual.inputs[at]) for at, each in expected.inputs.items()
+        }
+        for pairs in (outputs, gradients, inputs):
+            found = _furthest(pairs, self.tolerance)
+            if found is not None:
+                name, off = found
+                bound = self.tolerance.relative
+                raise self._refusal(f"{name} is {off:.1e} off, where {bound:g} of the largest is allowed")
+
+    def _compare_state(
+        self, different: Iterable[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Refuse a difference in the state, unless a forward makes it in its first call alone."""
+        self._ran(self.plain, args, kwargs)
+        first = _state_of(self.module)
+        self._ran(self.plain, args, kwargs)
+        again = set(_differing(first, _state_of(self.module), self.tolerance))
+        name = next((name for name in different if name in again), None)
+        if name is not None:
+            raise self._refusal(f"{name} stands elsewhere afterwards")
+
+    def _maker(self, at: int) -> str:
+        """Return what a leaf of the outputs is made by, for a message."""
+        output = self.graph.outputs[at]
+        nodes: Any = next(node for node in reversed(self.graph.graph.nodes) if node.op == "output").args[0]
+        which = f"result {at}"
+        return f"{which}, of {_called(nodes[output.index])}," if isinstance(output, OutputIndex) else which
+
+    def _reader(self, name: str) -> str:
+        """Return a tensor with the operator that reads it first, for a message."""
+        is_input = name.startswith("input ")
+        nodes = self.graph.graph.find_nodes(op="placeholder" if is_input else "get_attr", sort=True)
+        named = dict(enumerate(nodes)) if is_input else {each.target: each for each in nodes}
+        node = named.get(int(name.removeprefix("input ")) if is_input else name)
+        user = None if node is None else next(iter(node.users), None)
+        said = name if is_input else repr(name)
+        return said if user is None else f"{said}, which {_called(user)} reads,"
+
+    def _refusal(self, problem: str) -> StrategyError:
+        name = plain_class(self.module).__name__
+        place = f"{self.fqn!r} ({name})" if self.fqn else f"the model ({name})"
+        return UnprovenError(
+            "chunk",
+            f"{place} does not do as a program what its forward does: {problem}; take out of forward what no "
+            "operator shows (a hook, a checkpoint, state that others share), or use chunk=none",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Ran:
+    """What a run gave.
+
+    Fields:
+        structure, leaves: outputs, without gradients.
+        flags: whether each tensor among them has gradients.
+        gradients: gradient of each input, parameter and tensor that the graph reads, by name.
+        inputs: tensors among the inputs by position, as they are afterwards.
+    """
+
+    structure: Any
+    leaves: list[Any]
+    flags: list[bool]
+    gradients: dict[str, Tensor | None]
+    inputs: dict[int, Tensor]
+
+
+def has_values(module: nn.Module, tensors: Iterable[Tensor]) -> bool:
+    """Whether a module and its inputs have values to prove a program with, and no unit of FSDP is inside.
+
+    To call a unit would change the gradients that it holds.
+    """
+    units = (FSDPModule, FullyShardedDataParallel)
+    if any(isinstance(each, units) for each in module.modules() if each is not module):
+        return False
+    every = (*tensors, *module.parameters(), *module.buffers())
+    return not any(map(_is_without_values, every))
+
+
+def tolerance_of(graphs: Iterable[ScopeGraph]) -> Tolerance:
+    """Return how far what computes as `graphs` do may be apart: further with something in half precision."""
+    tensors = (each for scope in graphs for node in scope.graph.nodes for each in tensors_of(node))
+    return REDUCED_TOLERANCE if any(each.dtype in _HALF for each in tensors) else TOLERANCE
+
+
+@contextmanager
+def without_hooks(module: nn.Module, *, but: nn.Module | None) -> Iterator[None]:
+    """Call no hooks of a module and those inside, except for `but`: a proof is no step of the user's."""
+    with ExitStack() as stack:
+        for part in module.modules():
+            for name in HOOKS if part is not but else ():
+                hooks = vars(part)[name].values()
+                if not all(is_of_fsdp(hook) or is_capture(hook) for hook in hooks):
+                    stack.enter_context(mock.patch.dict(vars(part), {name: OrderedDict()}))
+        yield
+
+
+def copied_inputs(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], dict[int, Tensor]]:
+    """Return inputs on memory of their own, laid out as before, and by position who gets gradients."""
+    memories: dict[Hashable, Tensor] = {}
+    tensors = [id(leaf) for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, Tensor)]
+    leaves: dict[int, Tensor] = {}
+
+    def copy(tensor: Tensor) -> Tensor:
+        leaf = _on_a_copy(tensor, memories).requires_grad_(tensor.requires_grad)
+        leaves[tensors.index(id(tensor))] = leaf
+        is_dense = torch.ops.aten.is_non_overlapping_and_dense.default(tensor)
+        is_written = tensor.requires_grad and not tensor.is_leaf and is_dense
+        return leaf.clone() if is_written else leaf  # autograd lets nobody write to a leaf
+
+    copied, named = mapped_once(copy, (args, dict(kwargs)))
+    return copied, named, leaves
+
+
+def digest(*parts: object) -> str:
+    """Return what is equal for values of equal content: objects count by their type and what they hold."""
+    return hashlib.sha256(repr(_content(parts)).encode()).hexdigest()
+
+
+def _content(value: object) -> object:
+    if isinstance(value, tuple):
+        return tuple(map(_content, value))
+    if not isinstance(value, ByIdentity):
+        return value
+    held = value.value
+    if isinstance(held, FunctionType):
+        code = held.__code__
+        return code.co_filename, code.co_firstlineno, held.__qualname__
+    if isinstance(held, torch.Generator):
+        return held.get_state().numpy().tobytes()
+    cls = plain_class(held) if isinstance(held, nn.Module) else held if isinstance(held, type) else type(held)
+    return cls.__module__, cls.__qualname__
+
+
+def _is_without_values(tensor: Tensor) -> bool:
+    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # noqa: SLF001 (no public way)
+    return isinstance(tensor, FakeTensor | DTensor) or tensor.is_meta or is_wrapped
+
+
+def _on_a_copy(tensor: Tensor, memories: dict[Hashable, Tensor]) -> Tensor:
+    """Return a tensor of the same layout on a copy of its memory, on one copy of one memory."""
+    plain = tensor.detach()
+    with torch.no_grad():
+        if plain.layout is not torch.strided or plain.is_nested or plain.is_conj() or plain.is_neg():
+            return plain.clone()
+        key = key_of(plain), plain.dtype
+        if key not in memories:
+            elements = plain.untyped_storage().nbytes() // plain.element_size()
+            memories[key] = plain.as_strided((elements,), (1,), 0).clone()
+        return memories[key].as_strided(plain.shape, plain.stride(), plain.storage_offset())
+
+
+def _gradients(leaves: Iterable[Any], wanted: Sequence[Tensor]) -> list[Tensor | None]:
+    """Return the gradients of tensors, for gradients of the outputs that are the same in each run."""
+    results = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if not results or not wanted:
+        return [None] * len(wanted)
+    given = [_drawn(each, number) for number, each in enumerate(results)]
+    try:
+        # retained for the second try; nobody holds it any longer than this function
+        return list(torch.autograd.grad(results, wanted, given, retain_graph=True, allow_unused=True))
+    except RuntimeError as error:
+        if "use_reentrant" not in str(error):
+            raise
+    return _accumulated(results, wanted, given)
+
+
+def _accumulated(
+    results: Sequence[Tensor], wanted: Sequence[Tensor], given: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """Return gradients as `backward` adds them up: the older checkpoint runs in nothing else."""
+    before = [(each, each.grad, each._post_accumulate_grad_hooks) for each in wanted if each.is_leaf]  # noqa: SLF001 (no public way)
+    try:
+        for each, _, _ in before:
+            each.grad = each._post_accumulate_grad_hooks = None  # type: ignore[assignment]  # noqa: SLF001 (as above)
+        torch.autograd.backward(results, given)
+        return [each.grad if each.is_leaf else None for each in wanted]
+    finally:
+        for each, gradient, hooks in before:
+            each.grad, each._post_accumulate_grad_hooks = gradient, hooks  # noqa: SLF001 (as above)
+
+
+def _drawn(tensor: Tensor, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype, device="cpu").to(tensor.device)
+
+
+def _have_one_kind(leaves: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether leaves of outputs are of one kind; constants are equal."""
+    return all(
+        (one.shape, one.dtype) == (other.shape, other.dtype)
+        if isinstance(one, Tensor) and isinstance(other, Tensor)
+        else type(one) is type(other) and repr(one) == repr(other)
+        for one, other in zip(leaves, others, strict=True)
+    )
+
+
+def _furthest(pairs: Mapping[str, tuple[Tensor, Tensor]], allowed: Tolerance) -> tuple[str, float] | None:
+    """Return name and figure of the first pair that is further apart than is allowed."""
+    largest = max((_size(one) for one, _ in pairs.values()), default=0.0)
+    for name, (one, other) in pairs.items():
+        of = max(_size(one), allowed.floor * largest)
+        apart = _apart(one, other)
+        if apart and not apart <= allowed.relative * of:  # what is no number is not within it
+            return name, apart / of if of else float("inf")
+    return None
+
+
+def _size(tensor: Tensor) -> float:
+    """Return the largest size of an element, of those that are finite."""
+    if not tensor.numel() or not (tensor.is_floating_point() or tensor.is_complex()):
+        return 0.0
+    return float(tensor.abs().nan_to_num(0.0, 0.0, 0.0).max())
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    """Return how far tensors are apart; infinitely where whole numbers, or what is no number, differ."""
+    if one.shape != other.shape:
+        return float("inf")
+    if not one.numel():
+        return 0.0
+    if not (one.is_floating_point() or one.is_complex()):
+        return 0.0 if torch.equal(one, other) else float("inf")
+    apart = (one - other).abs()
+    is_same = (one == other) | (one.isnan() & other.isnan())
+    return float(torch.where(is_same, 0.0, apart.nan_to_num(float("inf"), float("inf"))).max())
+
+
+def _state_of(module: nn.Module) -> dict[str, object]:
+    """Return what a forward may change beside its results, by what a message calls it."""
+    kind, words, *rest = np.random.get_state(legacy=True)  # noqa: NPY002 (users')
+    found: dict[str, object] = {
+        "the random number generator of torch": [
+            each.get_state().numpy().tobytes()
+            for each in (torch.default_generator, *torch.cuda.default_generators)
+        ],
+        "the random number generator of Python": random.getstate(),
+        "the random number generator of NumPy": (kind, np.asarray(words).tobytes(), *rest),
+    }
+    for fqn, part in module.named_modules():
+        held = {name: value for name, value in vars(part).items() if name not in _LEFT_OUT}
+        for name, value in {**held, **part._buffers}.items():  # noqa: SLF001 (both, by attribute)
+            if not name.startswith(_OURS):
+                at = repr(f"{fqn}.{name}".lstrip("."))
+                found[at] = value.detach().clone() if isinstance(value, Tensor) else digest(frozen(value))
+    for place in places_of(module):
+        value = place.get()
+        if not isinstance(value, Tensor):
+            found[repr(str(place))] = digest(frozen(value))
+    return found
+
+
+def _differing(state: Mapping[str, object], other: Mapping[str, object], allowed: Tolerance) -> Iterator[str]:
+    """Yield what is not the same in two states."""
+    for name in dict.fromkeys((*state, *other)):
+        one, two = state.get(name), other.get(name)
+        if isinstance(one, Tensor) and isinstance(two, Tensor):
+            if _furthest({name: (one, two)}, allowed) is not None:
+                yield name
+        elif type(one) is not type(two) or one != two:
+            yield name
+
+
+def _called(node: fx.Node) -> str:
+    """Return a node for a message: its operator, and the module that calls it."""
+    module = node.meta.get("module")
+    return f"{node.target} of {module!r}" if module else str(node.target)

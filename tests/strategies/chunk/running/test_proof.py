@@ -1,0 +1,266 @@
+"""What a recording does not see of a forward is refused before a program stands in, and is silent without."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from strategies.base import StrategyError
+from strategies.chunk import ChunkPlan
+from strategies.chunk.running.proof import Subject
+
+B, S, D, WIDE = 8, 6, 8, 64
+
+
+class _Net(nn.Module):
+    """Two linears; `between` is what no operator shows."""
+
+    def __init__(self, between: Callable[[Tensor], Any] | None = None) -> None:
+        super().__init__()
+        self.up, self.down, self.between = nn.Linear(D, WIDE), nn.Linear(WIDE, D), between
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.up(x))
+        if self.between is not None and h.requires_grad:
+            self.between(h)
+        result: Tensor = self.down(h)
+        return result
+
+
+class _Checkpointed(_Net):
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = checkpoint(super().forward, x, use_reentrant=False)
+        return result
+
+
+class _Configured(nn.Module):
+    def __init__(self, config: SimpleNamespace) -> None:
+        super().__init__()
+        self.net, self.config = _Net(), config
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x + self.config.scale * self.net(x)
+        return result
+
+
+class _Shares(nn.Module):
+    """Its loop sets a value for each block on an object that all blocks share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(scale=3.0)
+        self.layers = nn.ModuleList(_Configured(self.config) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number, layer in enumerate(self.layers, 1):
+            self.config.scale = float(number)
+            x = layer(x)
+        return x
+
+
+def _clipped(h: Tensor) -> None:
+    h.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
+
+
+def _scaled_before(h: Tensor) -> None:
+    assert h.grad_fn is not None
+    h.grad_fn.register_prehook(lambda gradients: (-gradients[0],))
+
+
+_UNSEEN: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "a checkpoint of its own": (_Checkpointed, "the model (_Checkpointed)"),
+    "a hook on a tensor": (
+        lambda: _Net(_clipped),
+        "the gradient of 'up.weight', which aten.t.default of 'up' reads,",
+    ),
+    "a hook on a node": (
+        lambda: _Net(_scaled_before),
+        "is 2.0e+00 off, where 0.001 of the largest is allowed",
+    ),
+    "an object that blocks share": (_Shares, "result 0, of layers.2, is "),
+}
+
+
+@pytest.mark.parametrize("name", _UNSEEN)
+def test_what_no_operator_shows_is_refused_in_the_plan(name: str) -> None:
+    make, said = _UNSEEN[name]
+    with pytest.raises(StrategyError) as refused:
+        _planned(make())
+    assert said in str(refused.value)
+    assert "does not do as a program what its forward does: " in str(refused.value)
+
+
+@pytest.mark.parametrize("name", _UNSEEN)
+def test_what_is_planned_without_values_is_refused_at_the_first_call(name: str) -> None:
+    model = _UNSEEN[name][0]()
+    x = torch.randn(B, S, D)
+    planned = ChunkPlan.make(copy.deepcopy(model).to("meta"), (x.to("meta"),), training=True).apply(model)
+    state = torch.get_rng_state()
+    with pytest.raises(StrategyError) as refused:
+        planned(x)
+    assert "does not do as a program what its forward does: " in str(refused.value)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("name", _UNSEEN)
+def test_without_a_proof_it_is_silent(name: str) -> None:
+    plain = _UNSEEN[name][0]()
+    with mock.patch.object(Subject, "prove"):
+        planned = _planned(copy.deepcopy(plain))
+        results = [_results(model) for model in (plain, planned)]
+    assert any(
+        not torch.allclose(one, other, rtol=1e-2, atol=1e-3) for one, other in zip(*results, strict=True)
+    )
+
+
+def test_a_program_that_a_change_asks_for_is_proven() -> None:
+    model = _planned(_Net())
+    model.between = _clipped
+    with pytest.raises(StrategyError) as refused:
+        _results(model)
+    assert "the gradient of input 0, which aten.view.default of 'up' reads, is " in str(refused.value)
+
+
+class _Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin = nn.Linear(D, D)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(D, WIDE), nn.Tanh(), nn.Linear(WIDE, D)) for _ in range(4)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.begin(x)
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def test_each_distinct_scope_is_proven_once() -> None:
+    with mock.patch.object(Subject, "prove", autospec=True, side_effect=Subject.prove) as prove:
+        model = _planned(_Stack())
+        assert [call.args[0].fqn for call in prove.call_args_list] == ["", "layers.0", "layers.3"]
+        for length in (S, 2 * S, 3):
+            model(torch.randn(B, length, D)).sum().backward()
+        assert prove.call_count == 3  # other lengths are other programs of what is proven
+        model.eval()
+        with torch.no_grad():
+            model(torch.randn(B, S, D))
+        assert [call.args[0].fqn for call in prove.call_args_list[3:]] == ["", "layers.0", "layers.3"]
+
+
+class _Draws(nn.Module):
+    """Draws from generators of its own in a module that runs as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numpy, self.python = np.random.default_rng(0), random.Random(0)
+        self.torch = torch.Generator().manual_seed(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = torch.rand(x.shape[-1], generator=self.torch)
+        return x * float(self.numpy.random()) + self.python.random() * noise
+
+
+class _Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.draws, self.net, self.dropout = _Draws(), _Net(), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.net(self.dropout(self.draws(x)))
+        return result
+
+
+def _states(model: Any) -> list[Any]:
+    draws = model.draws
+    own = draws.numpy.bit_generator.state, draws.python.getstate(), draws.torch.get_state().tolist()
+    return [*own, torch.get_rng_state().tolist(), random.getstate()]
+
+
+def test_generators_stand_as_in_the_plain_model() -> None:
+    plain = _Noisy()
+    model = copy.deepcopy(plain)
+    before = _states(model)
+    planned = _planned(model)
+    assert _states(model) == before
+    for _ in range(2):
+        results = []
+        for each in (plain, planned):
+            torch.manual_seed(3)
+            results.append((_results(each), _states(each)))
+        torch.testing.assert_close(results[0][0], results[1][0])
+        assert results[0][1] == results[1][1]
+
+
+class _Raises(_Net):
+    def forward(self, x: Tensor) -> Tensor:
+        h = nn.functional.dropout(super().forward(x), 0.5)
+        if x.shape[1] > S:
+            raise ValueError("too long")
+        return h
+
+
+def test_a_forward_that_raises_leaves_random_numbers_as_without_a_plan() -> None:
+    plain = _Raises()
+    planned = _planned(copy.deepcopy(plain))
+    states = []
+    for model in (plain, planned):
+        torch.manual_seed(1)
+        with pytest.raises(ValueError, match="too long"):
+            model(torch.randn(B, S + 1, D, generator=torch.Generator()))
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+
+
+def test_a_proof_calls_no_hooks_and_leaves_gradients() -> None:
+    model, calls = _Stack(), list[str]()
+    x = torch.randn(B, S, D)
+    model(x).sum().backward()
+    gradients = [each.grad for each in model.parameters()]
+    for fqn in ("", "layers.1"):
+        model.get_submodule(fqn).register_forward_hook(lambda *_: calls.append(""))
+    planned = _planned(model)
+    assert calls == []
+    assert all(each.grad is before for each, before in zip(model.parameters(), gradients, strict=True))
+    planned(x)
+    assert calls == ["", ""]
+
+
+def test_an_older_checkpoint_is_run_as_it_is() -> None:
+    class Block(_Net):
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = checkpoint(super().forward, x, use_reentrant=True)
+            return result
+
+    plain = nn.Sequential(nn.Linear(D, D), Block(), _Net())
+    planned = _planned(copy.deepcopy(plain))
+    torch.testing.assert_close(_results(planned), _results(plain))
+
+
+def _planned(model: nn.Module) -> Any:
+    return ChunkPlan.make(model, (torch.ones(B, S, D),), training=True).apply(model)
+
+
+def _results(model: nn.Module) -> list[Tensor]:
+    model.zero_grad()
+    x = torch.linspace(-1, 1, B * S * D).view(B, S, D).requires_grad_()
+    outputs = model(x)
+    outputs.square().sum().backward()
+    assert x.grad is not None
+    return [outputs.detach(), x.grad, *(each.grad for each in model.parameters() if each.grad is not None)]
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
