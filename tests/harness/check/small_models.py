@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 WIDTH = 8
 
@@ -90,6 +90,30 @@ def checkpointed(**options: Any) -> Callable[[Stack], None]:
             layer.forward = region
 
     return apply
+
+
+class Tied(Block):
+    """Ends in a weight that the next block casts, too."""
+
+    tied: nn.Linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of the shape of `x`, (B, D)."""
+        outputs: Tensor = x + self.tied(self.up(x).tanh()).sin().float()
+        return outputs
+
+
+def tied() -> nn.Module:
+    """Return a stack whose blocks share a weight."""
+    model, shared = Stack(Tied), nn.Linear(WIDTH, WIDTH)
+    for layer in model.layers:
+        layer.tied = shared
+    return model
+
+
+def saving(*operators: Any) -> Callable[[Stack], None]:
+    """Return a function that checkpoints each block with torch's own save list of `operators`."""
+    return checkpointed(context_fn=partial(create_selective_checkpoint_contexts, list(operators)))
 
 
 def batch(rows: int = 4, *, requires_grad: bool = False) -> tuple[Tensor]:

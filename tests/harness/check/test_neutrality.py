@@ -32,7 +32,9 @@ from tests.harness.check.small_models import (
     batch,
     checkpointed,
     leaking,
+    saving,
     stack_of,
+    tied,
 )
 
 
@@ -569,27 +571,9 @@ def test_a_check_within_autocast_is_refused() -> None:
         assert_neutral(Stack, batch(), checkpointed())
 
 
-class Tied(Block):
-    """Ends in a weight that the next block casts, too."""
-
-    tied: nn.Linear
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of the shape of `x`, (B, D)."""
-        outputs: Tensor = x + self.tied(self.up(x).tanh()).sin().float()
-        return outputs
-
-
-def _tied() -> nn.Module:
-    model, tied = Stack(Tied), nn.Linear(WIDTH, WIDTH)
-    for layer in model.layers:
-        layer.tied = tied
-    return model
-
-
 def test_a_save_list_on_a_tied_weight_fails_under_autocast_as_in_training() -> None:
     with pytest.raises(NotNeutral, match="the variant's backward raises") as caught:
-        assert_neutral(_tied, batch(), SelectiveOp(layers_fqn="layers"), autocast=torch.bfloat16)
+        assert_neutral(tied, batch(), saving(torch.ops.aten.addmm.default), autocast=torch.bfloat16)
     assert caught.value.verdict == "differs"
 
 

@@ -12,8 +12,16 @@ from torch import Tensor, nn
 from harness.check import NotNeutral, assert_neutral
 from harness.check.not_neutral import Neutrality
 from strategies.ac.full import Full
-from strategies.ac.selective_op import SelectiveOp
-from tests.harness.check.small_models import WIDTH, Block, Stack, batch, checkpointed, stack_of
+from tests.harness.check.small_models import (
+    WIDTH,
+    Block,
+    Stack,
+    batch,
+    checkpointed,
+    saving,
+    stack_of,
+    tied,
+)
 
 
 class Cache:
@@ -101,24 +109,6 @@ class Reading(Block):
         return result
 
 
-class Tied(Block):
-    """Ends in a weight that the next block casts, too."""
-
-    tied: nn.Linear
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of the shape of `x`, (B, D)."""
-        outputs: Tensor = x + self.tied(self.up(x).tanh()).sin().float()
-        return outputs
-
-
-def _tied() -> nn.Module:
-    model, tied = Stack(Tied), nn.Linear(WIDTH, WIDTH)
-    for layer in model.layers:
-        layer.tied = tied
-    return model
-
-
 class Counting(Block):
     """Counts its calls in a buffer."""
 
@@ -160,8 +150,8 @@ HELPS: dict[str, tuple[Callable[[], nn.Module], Any, dict[str, Any], str]] = {
         *(stack_of(Reading), checkpointed(), {"requires_grad": True}, "use_reentrant=True"),
     ),
     "autocast that keeps no casts": (
-        _tied,
-        SelectiveOp(layers_fqn="layers"),
+        tied,
+        saving(torch.ops.aten.addmm.default),
         {"autocast": torch.bfloat16},
         "torch.autocast(…, cache_enabled=False)",
     ),
