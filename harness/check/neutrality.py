@@ -19,6 +19,7 @@ from harness.check.given_batches import given_batches
 from harness.check.not_neutral import Neutrality, NotNeutral
 from harness.check.workshop import Workshop
 from harness.errors import ConfigError
+from harness.measure.global_state import ledger
 from harness.measure.parity.compare import Accepted, compare_steps
 from harness.measure.probes.late_reads import LateReads
 from harness.measure.probes.micro_batches import MicroBatched, joined
@@ -102,7 +103,7 @@ def assert_neutral(
         accepted=_accepted(variant, tolerance),
         precision=precision,
     )
-    with torch.enable_grad():
+    with ledger(), torch.enable_grad():
         agreed(partial(workshop.check, keep=quick))
         try:
             with TemporaryDirectory() as folder:
@@ -110,6 +111,7 @@ def assert_neutral(
                 found = check.quickly_found() if quick else check.found()
         finally:
             workshop.leave()
+    found = replace(found, left_behind=workshop.left_behind)
     if found.verdict != "neutral":
         raise NotNeutral(found)
     return found

@@ -41,6 +41,8 @@ class Neutrality:
         remedy: a change with which the check was run again and the variant is neutral; empty without one.
         in_vain: changes with which it was run again and is not.
         perhaps: what may help, and was not tried.
+        left_behind: global state that a model of the check has changed, such as a flag of torch or a function
+            of a class; it was put back.
         notes: sentences on what was not looked at, and why.
     """
 
@@ -65,6 +67,7 @@ class Neutrality:
     remedy: str = ""
     in_vain: tuple[str, ...] = ()
     perhaps: str = ""
+    left_behind: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -85,6 +88,7 @@ class Neutrality:
                 ("remedy", self.remedy),
                 ("none of these helps", "; ".join(self.in_vain)),
                 ("perhaps", self.perhaps),
+                ("left behind, and put back", _listed(self.left_behind)),
             )
             if value
         ]

@@ -19,6 +19,7 @@ from harness.check.arguments import Precision
 from harness.check.plain_names import PlainNames
 from harness.check.subject import Subject, default_loss, optimizer_of
 from harness.errors import ConfigError
+from harness.measure.global_state import GlobalState
 from harness.measure.parity.compare import Accepted
 from harness.measure.parity.snapshot import Snapshot, steps
 from harness.measure.probes.micro_batches import MicroBatched, joined
@@ -59,6 +60,8 @@ class Workshop:
     recomputed: tuple[str, ...] = ()
     precision: Precision = field(default_factory=Precision)
     _outer: list[OuterState] = field(default_factory=list)
+    _global: list[GlobalState] = field(default_factory=list)
+    _left: dict[str, None] = field(default_factory=dict)
     _compiled: list[bool] = field(default_factory=list)
     _device: list[torch.device] = field(default_factory=list)
     _spare: list[nn.Module] = field(default_factory=list)
@@ -126,6 +129,7 @@ class Workshop:
         self._compiled.clear()
         one = self._made()
         self._outer.append(OuterState(one))
+        self._global.append(GlobalState(one))
         other = self._made()
         if one is other:
             raise ConfigError(
@@ -176,8 +180,15 @@ class Workshop:
 
     def leave(self) -> None:
         """Put back what models of the check have changed outside of themselves."""
+        for state in self._global:
+            self._left.update(dict.fromkeys(state.put_back()))
         for outer in self._outer:
             outer.put_back()
+
+    @property
+    def left_behind(self) -> tuple[str, ...]:
+        """Names of the global state that models of the check have changed, and that was put back."""
+        return tuple(self._left)
 
     def subject(self, *, is_variant: bool) -> Subject:
         """Return a fresh model with its optimizer, with the variant or without.
@@ -229,8 +240,10 @@ class Workshop:
         renaming = subject.names.renaming(subject.model)
         snapshots = steps(trainee, batches, seed=self.seed)
         outer = self._outer[0].forked()  # the other model trains in between
+        # what a variant has changed for all is the variant's alone
+        settings = self._global[0].now() if trainee.is_variant else self._global[0].forked()
         while True:
-            with outer.entered():
+            with settings.entered(), outer.entered():
                 snapshot = next(snapshots, None)
             if snapshot is None:
                 return

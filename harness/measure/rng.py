@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -24,17 +24,24 @@ def seeded(seed: int, *, step: int, dp_rank: int, device: torch.device) -> Itera
     """
     digest = hashlib.sha256(f"{seed}/{step}/{dp_rank}".encode()).digest()
     step_seed = int.from_bytes(digest[:_SEED_BYTES], "little")
-    python_state = random.getstate()
-    numpy_state = np.random.get_state()  # noqa: NPY002 (models draw from the global generator)
     is_cuda = device.type == "cuda"
-    with torch.random.fork_rng(devices=[device] if is_cuda else [], device_type="cuda"):
+    with restored_generators([device] if is_cuda else []):
         # not torch.manual_seed: it would also seed the other devices of the process
         torch.default_generator.manual_seed(step_seed)
         if is_cuda:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(step_seed)
         random.seed(step_seed)
-        np.random.seed(step_seed % _NUMPY_SEEDS)  # noqa: NPY002 (as above)
+        np.random.seed(step_seed % _NUMPY_SEEDS)  # noqa: NPY002 (models draw from the global generator)
+        yield
+
+
+@contextmanager
+def restored_generators(devices: Sequence[torch.device] = ()) -> Iterator[None]:
+    """Leave the generators of torch, of CUDA `devices`, Python and NumPy as they were found."""
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()  # noqa: NPY002 (as above)
+    with torch.random.fork_rng(devices=devices, device_type="cuda"):
         try:
             yield
         finally:

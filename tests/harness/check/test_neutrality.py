@@ -196,19 +196,22 @@ def test_passes_a_neutral_variant(case: str) -> None:
 
 
 BUDGET = Budget(layers_fqn="layers", fraction=0.95)
-PLANNING: dict[str, Any] = {"a strategy": BUDGET, "a function, which plans at its first call": BUDGET.apply}
+PLANNING: dict[str, tuple[Callable[[], nn.Module], Any]] = {
+    "a batch and a smaller one": (stack_of(Growing), batch(256)),
+    "three, of which the second is the largest": (Stack, [batch(64), batch(256), batch(128)]),
+}
 
 
-@pytest.mark.parametrize("variant", PLANNING.values(), ids=PLANNING)
-def test_a_variant_that_plans_takes_the_larger_of_two_micro_batches_last(variant: Any) -> None:
-    found = assert_neutral(stack_of(Growing), batch(256), variant, steps=1)
+@pytest.mark.parametrize(("make", "given"), PLANNING.values(), ids=PLANNING)
+def test_a_plan_is_made_for_the_largest_micro_batch(make: Callable[[], nn.Module], given: Any) -> None:
+    found = assert_neutral(make, given, BUDGET, steps=1)
     assert (found.verdict, found.first) == ("neutral", None)
 
 
-@pytest.mark.parametrize("variant", PLANNING.values(), ids=PLANNING)
-def test_a_plan_for_the_largest_micro_batch_takes_all(variant: Any) -> None:
-    found = assert_neutral(Stack, [batch(64), batch(256), batch(128)], variant, steps=1)
-    assert (found.verdict, found.first) == ("neutral", None)
+@pytest.mark.parametrize(("make", "given"), PLANNING.values(), ids=PLANNING)
+def test_a_plan_of_the_first_call_is_for_one_in_flight(make: Callable[[], nn.Module], given: Any) -> None:
+    with pytest.raises(NotNeutral, match="StrategyError: ac: 2 calls of the model would wait for backward"):
+        assert_neutral(make, given, BUDGET.apply, steps=1)
 
 
 def test_a_budget_that_no_plan_keeps_is_refused() -> None:
@@ -594,3 +597,44 @@ def test_quick_makes_two_models() -> None:
 
     assert_neutral(make, batch(), checkpointed(), quick=True)
     assert len(made) == 2
+
+
+class Flagged(Block):
+    """Switches a flag of torch on in training."""
+
+    def between(self, h: Tensor) -> Tensor:
+        """Return what `down` reads."""
+        torch.use_deterministic_algorithms(True)
+        return h.tanh()
+
+
+def test_a_check_leaves_no_flag_behind_and_names_it() -> None:
+    found = assert_neutral(stack_of(Flagged), batch(), checkpointed(), steps=1)
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert found.left_behind == ("torch.use_deterministic_algorithms",)
+    assert "left behind, and put back: torch.use_deterministic_algorithms" in str(found)
+
+
+def test_a_check_that_is_refused_leaves_no_flag_behind() -> None:
+    with pytest.raises(ConfigError, match="batch: the plain model's forward raises"):
+        assert_neutral(stack_of(Flagged), (torch.ones(2, 9),), checkpointed())
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+class Patched(Stack):
+    """A model whose class a variant patches."""
+
+
+def test_a_class_that_a_variant_patches_is_its_own_and_is_put_back() -> None:
+    forward = Patched.forward
+
+    def variant(model: Patched) -> None:
+        def other(self: Patched, x: Tensor) -> Any:
+            return torch.utils.checkpoint.checkpoint(forward, self, x, use_reentrant=False)
+
+        type(model).forward = other  # type: ignore[method-assign, assignment]
+
+    found = assert_neutral(Patched, batch(), variant, steps=1)
+    assert found.recomputed_ops
+    assert Patched.forward is forward
+    assert found.left_behind == (f"functions of {__name__}.Patched",)
