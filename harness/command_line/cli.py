@@ -20,7 +20,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from harness.command_line.hydra_words import explained, hydra_told, words_for_hydra
+from harness.command_line.hydra_words import explained, hydra_told, refuse_mistyped, words_for_hydra
+from harness.command_line.plan_help import PLAN_HELP
 from harness.command_line.schema import (
     Settings,
     as_refused,
@@ -49,7 +50,6 @@ from harness.ranks.last_words import last_words
 from harness.records.fields import encode
 from harness.records.record import Record
 from harness.records.store import Store, trial_id
-from harness.report.content.columns import legend
 from harness.report.content.plan_table import LEGEND as PLAN_LEGEND
 from harness.report.content.plan_table import plan_sheet
 from harness.report.content.terminal_table import print_sheet, print_table
@@ -70,7 +70,7 @@ _ANSWERS = f"{predictions.__name__}:{predictions.answers.__name__}"
 _HOPELESS = (UnknownOptionError, MissingPackageError)
 """Refusals that are no result where all points have them: a typo, or an extra that is not installed."""
 
-_VERSION, _DRY_RUN, _JSON = "--version", "--dry-run", "--json"
+_VERSION, _DRY_RUN, _JSON, _HELP = "--version", "--dry-run", "--json", "--help"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -126,8 +126,12 @@ def _execute(command: _Command, words: Sequence[str]) -> None:
     if _VERSION in words:
         sys.stdout.write(f"{command.program} {version('acbench')}\n")
         return
+    if command.act == "predict" and _HELP in words:
+        sys.stdout.write(PLAN_HELP)
+        return
     token = _command.set(command)
     try:
+        refuse_mistyped(words)
         with sigterm_exits(), planning_shown():
             with hydra_told(words_for_hydra(words)):
                 _hydra_main()
@@ -382,7 +386,7 @@ def _predict(
         sys.stdout.write(json.dumps([row.to_dict() for row in rows], indent=1) + "\n")
     else:
         content = plan_sheet(rows)
-        print_sheet(content, legend(PLAN_LEGEND, content.columns))
+        print_sheet(content, PLAN_LEGEND)
     command.status = exit_code_of_plan(rows)
 
 

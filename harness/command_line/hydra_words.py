@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import sys
@@ -13,12 +14,45 @@ from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from harness.command_line.unknown_option import CHOICE_KEYS, suggestion, unknown_option
+from harness.errors import ConfigError
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"
 _SWEEP_FLAGS = ("-m", "--multirun")
 _GROUPS_WITHOUT_DEFAULT = ("hardware", "sweep")
 _OPTION_OF_A_MAPPING = re.compile(r"(model\.(kwargs|overrides)|hardware\.flops_per_s)\.\w+=")
+_BARE_WORD = re.compile(r"[\w/][\w./:-]*")
+_AMBIGUOUS = re.compile(r"Ambiguous value for argument '(.*?)'")
 _OPTION_OF_A_GROUP = re.compile(r"(?!hydra\.)[a-z]\w*\.[\w.]+=")
+
+
+FLAGS = ("-m", "--multirun", "--dry-run", "--json", "--help", "--hydra-help", "--version", "--cfg", "--info")
+"""Flags of a command that people type; Hydra has some more."""
+
+
+def refuse_mistyped(words: Sequence[str]) -> None:
+    """Refuse what is neither a flag nor an option, in the words of this program and not of Hydra's grammar.
+
+    Raises:
+        ConfigError: naming the word, and what it may have been meant for.
+    """
+    for word in words:
+        if word.startswith("--") and word.partition("=")[0] not in FLAGS:
+            close = difflib.get_close_matches(word.replace("_", "-"), FLAGS, n=1)
+            if close:
+                raise ConfigError(word, f"is no flag; did you mean {close[0]}?")
+        elif (
+            re.fullmatch(r"[\w./:-]+", word)
+            and not word.startswith(("-", "~"))
+            and not _is_value(words, word)
+        ):
+            meant = "--help" if word == "help" else "group=choice, group.option=value or name=value"
+            raise ConfigError(repr(word), f"is no option; write {meant}")
+
+
+def _is_value(words: Sequence[str], word: str) -> bool:
+    """Say whether a word is the value of the flag before it, such as `job` of `--cfg job`."""
+    place = words.index(word)
+    return place > 0 and words[place - 1].startswith("-") and words[place - 1] not in _SWEEP_FLAGS
 
 
 def words_for_hydra(words: Sequence[str]) -> list[str]:
@@ -62,6 +96,9 @@ def explained(error: Exception) -> str:
         cause, ConfigAttributeError | ConfigKeyError
     ):
         return _unknown_option(cause)
+    ambiguous = _AMBIGUOUS.search(f"{error} {cause or ''}")
+    if ambiguous is not None:
+        return f"{ambiguous[1]}: several values are a sweep; add -m"
     if isinstance(error, ConfigCompositionException) and cause is not None:
         return f"{str(error).strip()}: {str(cause).strip().splitlines()[0]}"
     return str(error).strip()

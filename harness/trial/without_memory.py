@@ -30,7 +30,9 @@ from strategies import (
     OffersPlans,
     PlansForStep,
     Strategy,
+    ac_variants,
     call_site_of,
+    chunk_variants,
 )
 from strategies.regions.blocks import children_of
 
@@ -197,9 +199,15 @@ def is_elsewhere(experiment: Experiment) -> bool:
 
 
 def _views(views: list[str]) -> str:
-    return (
-        f"views: {', '.join(views)}" if views else "they have none; ac=full has file, ac=nested has regions"
-    )
+    if views:
+        return f"views: {', '.join(views)}"
+    owners: dict[str, list[str]] = {}
+    for group, variants in (("ac", ac_variants), ("chunk", chunk_variants)):
+        for name, variant in variants.items():
+            for view in getattr(variant, "views", ()):
+                owners.setdefault(view, []).append(f"{group}={name}")
+    known = (f"{view} of {', '.join(names)}" for view, names in sorted(owners.items()))
+    return f"they have none; views are {'; '.join(known)}"
 
 
 def _without_memory(model: ModelSpec, batch: tuple[int, int]) -> tuple[nn.Module, Batch]:

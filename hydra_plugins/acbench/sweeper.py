@@ -5,6 +5,7 @@ Hydra imports it in every Hydra application of the environment, so it imports no
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from fnmatch import fnmatch
 
@@ -56,7 +57,12 @@ def _choose(override: Override) -> None:
     assert override.config_loader is not None
     options = override.config_loader.get_group_options(override.key_or_group)
     if override.key_or_group == "ac":
-        value.exclude.extend(left_out(value.include, options))
+        absent = [name for name in left_out(value.include, options) if name in options]
+        value.exclude.extend(absent)
+        matched = [name for name in absent if any(fnmatch(name, pattern) for pattern in value.include)]
+        if matched:
+            words = "which need a number, a compiler, a file or a package: ask for them by name"
+            sys.stderr.write(f"ac: the glob leaves out {', '.join(matched)}, {words}\n")
     if not value.filter(options):
         pattern = (override.input_line or "").partition("=")[2]
         known = f"none of {', '.join(options)}" if options else "nothing, because it is no group"

@@ -14,6 +14,7 @@ EXAMINED_BY = {
     "harness/check/plain_names.py": "tests/harness/check/test_neutrality.py",
     "harness/check/subject.py": "tests/harness/check/test_neutrality.py",
     "harness/check/workshop.py": "tests/harness/check/test_neutrality.py",
+    "harness/command_line/plan_help.py": "tests/harness/command_line/test_cli.py",
     "harness/command_line/hydra_words.py": "tests/harness/command_line/test_cli.py",
     "harness/command_line/unknown_option.py": "tests/harness/command_line/test_cli.py",
     "harness/experiment/compilers.py": "tests/harness/experiment/test_experiment.py",

@@ -137,6 +137,9 @@ def _imported(factory: str) -> Callable[..., Any]:
         raise
     except ImportError as error:
         taken = sources.taken_name(error.name or module)
+        if module.endswith(".py"):
+            named = module.removesuffix(".py").replace("/", ".").strip(".")
+            taken = f"; a module has no ending and no folders: write {named}:{function}"
         raise ConfigError("model.factory", f"cannot import {module!r}: {error}{taken}") from error
     except (Exception, SystemExit) as error:
         problem = f"cannot import {module!r}: {type(error).__name__}: {error}"

@@ -17,8 +17,17 @@ from rich.text import Text
 from harness.records.record import Record
 from harness.records.store import RECORD
 from harness.report.content.answer import advice, differing
-from harness.report.content.columns import LEGEND, NOTHING, TWIN, legend, notes, result_cells, twin_cells
-from harness.report.facts.column_blocks import NARROW, column_blocks
+from harness.report.content.columns import (
+    LEGEND,
+    NOTHING,
+    TWIN,
+    Legend,
+    legend,
+    notes,
+    result_cells,
+    twin_cells,
+)
+from harness.report.facts.column_blocks import NARROW
 from harness.report.facts.document import plain
 from harness.report.facts.number_words import and_more, printable
 from harness.report.facts.sweep_records import Entry, grouped, named, sweep_of
@@ -79,30 +88,49 @@ def print_table(records: Sequence[Record], *, root: Path | None = None, stream: 
     """
     content = _filled(sheet(records, root))
     last = [plain(each.line) for each in advice(sweep_of(records, name=""))]
-    print_sheet(
-        content, (*legend(LEGEND, content.columns), plain(differing(records))), last=last, stream=stream
-    )
+    print_sheet(content, LEGEND, further=[plain(differing(records))], last=last, stream=stream)
 
 
 def print_sheet(
-    content: Sheet, further: Sequence[str], *, last: Sequence[str] = (), stream: TextIO | None = None
+    content: Sheet,
+    explained: Legend,
+    *,
+    further: Sequence[str] = (),
+    last: Sequence[str] = (),
+    stream: TextIO | None = None,
 ) -> None:
     """Print a table, then the sentences `further`, its notes, and the sentences `last`.
 
-    A table that is too wide is printed as several.
+    A row is one line. On a terminal that is too narrow the last columns are left out, and it is said which;
+    where not even the names fit, cells are wrapped between words. Elsewhere lines are as long as it takes.
 
-    On a terminal that is too narrow for one column beside the names, cells are wrapped between words.
+    Args:
+        content: the table.
+        explained: what its columns mean; of those that are shown it is printed.
+        further: sentences below that.
+        last: sentences below the notes.
+        stream: stdout by default.
     """
     console = Console(file=stream or sys.stdout, highlight=False, emoji=False)
-    limit = max(NARROW, console.width) if console.is_terminal else NARROW
-    named = sum(heading in _NAMES for heading in content.columns)
-    for block in column_blocks([_widths(content)], named=named, gap=_GAP, limit=limit + _GAP):
-        _print_block(content, block, console)
+    limit = max(NARROW, console.width) if console.is_terminal else None
+    kept = _fitting(content, limit)
+    _print_block(content, range(kept), console)
     console.print()
+    shown, left_out = content.columns[:kept], content.columns[kept:]
+    narrow = f"left out, because the terminal is too narrow: {', '.join(left_out)}." if left_out else ""
+    further = (*legend(explained, shown), *further, narrow)
     above, below = ([textwrap.fill(_visible(each), NARROW) for each in group] for group in (further, last))
     for line in (*above, *map(_visible, content.notes), *below):
         if line:
             console.print(line, markup=False, soft_wrap=True)
+
+
+def _fitting(content: Sheet, limit: int | None) -> int:
+    """Return how many columns fit a line of `limit` characters: the names and one more, at least."""
+    widths = _widths(content)
+    least = min(sum(heading in _NAMES for heading in content.columns) + 1, len(widths))
+    counts = range(len(widths), least, -1)
+    return next((n for n in counts if limit is None or _total_width(widths[:n]) <= limit), least)
 
 
 def _visible(text: str) -> str:

@@ -20,6 +20,7 @@ from types import ModuleType
 import pytest
 
 from harness.command_line import cli, hydra_words
+from harness.command_line.plan_help import PLAN_HELP
 from harness.ranks.forkserver import ForkServer
 from strategies import ac_variants
 from tests.harness import command
@@ -131,14 +132,36 @@ def _files(folder: Path) -> list[str]:
         ),
         pytest.param(
             ["ac=none", "show=regions"],
-            "acbench: show: ac=none, chunk=none, shard=none have no view 'regions'; they have none; "
-            "ac=full has file, ac=nested has regions\n",
+            "acbench: show: ac=none, chunk=none, shard=none have no view 'regions'; they have none; views "
+            "are chunks of chunk=budget, chunk=minimum; file of ac=budget, ac=full, ac=offload, "
+            "ac=selective_layer, ac=selective_op; memory of chunk=budget, chunk=minimum; plan of ac=budget; "
+            "regions of ac=nested; torch_remat of ac=budget\n",
             id="a view of what has none",
         ),
         pytest.param(
             ["ac=nested", "show=region"],
             "acbench: show: ac=nested, chunk=none, shard=none have no view 'region'; views: regions\n",
             id="a view that does not exist",
+        ),
+        pytest.param(["help"], "acbench: 'help': is no option; write --help\n", id="help without dashes"),
+        pytest.param(
+            ["full"],
+            "acbench: 'full': is no option; write group=choice, group.option=value or name=value\n",
+            id="a choice without its group",
+        ),
+        pytest.param(
+            ["--dryrun"], "acbench: --dryrun: is no flag; did you mean --dry-run?\n", id="a flag with a typo"
+        ),
+        pytest.param(
+            ["ac=full,none"],
+            "acbench: ac=full,none: several values are a sweep; add -m\n",
+            id="several values without -m",
+        ),
+        pytest.param(
+            ["model=python", "model.factory=mine.py:make"],
+            "acbench: model.factory: cannot import 'mine.py': No module named 'mine'; a module has no ending "
+            "and no folders: write mine:make\n",
+            id="a file for a module",
         ),
         pytest.param(
             ["show=3"],
@@ -288,6 +311,11 @@ def test_help_says_what_every_option_is(acbench: Run) -> None:
     assert {str(name) for name in config if name != "hydra"} - said == set()
 
 
+def test_help_of_a_plan_is_its_own(acbench_plan: Run) -> None:
+    done = acbench_plan("--help")
+    assert (done.code, done.stdout) == (0, PLAN_HELP)
+
+
 def test_a_sweep_prints_its_table_on_stdout_and_nothing_else(swept: Swept) -> None:
     assert swept.first.code == 0, swept.first.stderr
     lines = [line.split() for line in swept.first.stdout.splitlines() if line.strip()]
@@ -297,7 +325,6 @@ def test_a_sweep_prints_its_table_on_stdout_and_nothing_else(swept: Swept) -> No
         [cell for cell in line if cell in {"none", "full", "ok", "refused", "neutral"}]
         for line in lines[first + 2 : first + 6]
     ]
-    assert max(map(len, swept.first.stdout.partition("saved, peak:")[0].splitlines())) <= 80
     assert rows == [
         ["none", "ok", "neutral"],
         ["none", "refused"],
@@ -366,6 +393,13 @@ def test_an_option_goes_to_the_choices_that_have_it(acbench: Run, tmp_path: Path
     [
         pytest.param(
             ["ac=glob(compiler*)", "compile=aot_eager"], 0, "1 to run", id="what is asked for alone"
+        ),
+        pytest.param(
+            ["ac=glob(*)"],
+            0,
+            "ac: the glob leaves out budget, compiler_budget, file, torch_remat, which need a number, a "
+            "compiler, a file or a package: ask for them by name\n",
+            id="what is left out is said",
         ),
         pytest.param(
             ["ac=glob(x*)"],
