@@ -55,6 +55,12 @@ def require_at_least(where: str, value: float, low: float) -> None:
         raise ConfigError(where, f"must be at least {low}, got {value}")
 
 
+def require_at_most(where: str, value: float, high: float) -> None:
+    """Refuse a number above `high`."""
+    if value > high:
+        raise ConfigError(where, f"must be at most {high}, got {value}")
+
+
 def require_fraction(where: str, value: float) -> None:
     """Refuse a probability outside [0, 1)."""
     if not 0 <= value < 1:

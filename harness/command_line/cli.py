@@ -332,7 +332,7 @@ def _preflight(chosen: Settings, launcher: Launcher, agent: Agent) -> Preflight:
     if _command.get().act == "list":
         return Preflight(is_done)
     if _command.get().act == "predict":
-        return Preflight(lambda _: True)  # a prediction builds the model anyway
+        return Preflight(lambda _: True, reads_data=False)  # a prediction builds the model anyway
     return Preflight(is_done, built=partial(agent.call, f"{checks.__name__}:{checks.refusal.__name__}"))
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
+from omegaconf.errors import OmegaConfBaseException
 
 from harness.command_line.unknown_option import suggestion, unknown_option
-from harness.errors import ConfigError
+from harness.errors import ConfigError, require_at_least, require_at_most
 from harness.experiment.data import data_specs
 from harness.experiment.experiment import Experiment, Recipe
 from harness.experiment.mesh import Mesh
@@ -43,6 +43,7 @@ _VARIANTS: Mapping[str, Mapping[str, type[Any]]] = {
 }
 """Variants by the group that chooses them."""
 
+_LARGEST = 2**63 - 1  # of the numbers that torch takes for sizes
 _MISSING = "???"
 _WORDS = {
     "int": "an integer",
@@ -321,7 +322,7 @@ def _typed(where: str, cls: Any, values: Mapping[str, Any], chosen: str | None =
     for name, value in values.items():
         try:
             found[name] = copy.deepcopy(_converted(cls, name, _Written(text=repr(value), value=value)))
-        except (ValidationError, ConfigKeyError) as error:
+        except OmegaConfBaseException as error:
             problem = f"must be {_in_words(types[name])}, got {value!r}"
             raise ConfigError(f"{prefix}{name}", problem) from error
     for option, value in found.items():
@@ -383,7 +384,7 @@ def _in_words(kind: str) -> str:
 
 
 def _require_finite(where: str, value: Any) -> None:
-    """Refuse NaN and infinities, which no option means and JSON does not know."""
+    """Refuse NaN and infinities, which no option means and JSON does not know, and what no size can be."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             _require_finite(f"{where}.{key}", item)
@@ -392,6 +393,9 @@ def _require_finite(where: str, value: Any) -> None:
             _require_finite(where, item)
     elif isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(where, f"must be a finite number, got {value}")
+    elif isinstance(value, int):
+        require_at_most(where, value, _LARGEST)
+        require_at_least(where, value, -_LARGEST)
 
 
 def _frozen(value: Any) -> Any:

@@ -179,6 +179,18 @@ def source_of(model: ModelSpec, data: DataSpec, *, sequence_length: int) -> Sour
     return Source(draw=lambda count, random: model.arranged(tokens.draw(count, random), random))
 
 
+def empty_source(model: ModelSpec, *, sequence_length: int) -> Source:
+    """Return batches of the same shapes on the meta device: no data is read, and none takes memory."""
+    if not (isinstance(model, LanguageModelSpec) and model.reads_tokens()):
+        return Source(draw=model.empty_batch)
+
+    def draw(count: int, random: np.random.Generator) -> Batch:
+        tokens = torch.empty((1, sequence_length), dtype=torch.int64, device="meta")
+        return model.arranged(Batch(inputs=(tokens,), targets=tokens), random).empty(count)
+
+    return Source(draw=draw)
+
+
 def _sequences(rows: Callable[[int, np.random.Generator], NDArray[np.int64]]) -> Source:
     """Return the batches of `rows(count, random)`, sequences of S + 1 tokens of shape (count, S + 1)."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import ConfigError, require_at_least, require_one_of
+from harness.errors import ConfigError, require_at_least, require_at_most, require_one_of
 from harness.experiment.compilers import (
     COMPILERS,
     ORDERS,
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _OF_COMPILATION = ("compile_order", "compile_scope")
 WRAP_ORDERS = ("inside_fsdp", "outside_fsdp", "call_site")
+_MOST_ROWS = 2**31 - 1  # no machine holds more; products of two such sizes are still 64-bit numbers
 _MAX_SEED = 2**63 - 1  # torch takes no more on every device
 
 
@@ -88,11 +89,12 @@ class Recipe:
         require_at_least("seed", self.seed, 0)
         require_at_least("batch_size", self.batch_size, 1)
         require_at_least("sequence_length", self.sequence_length, 1)
+        require_at_most("batch_size", self.batch_size, _MOST_ROWS)
+        require_at_most("sequence_length", self.sequence_length, _MOST_ROWS)
         require_one_of("compile", self.compile, COMPILERS)
         require_one_of("compile_order", self.compile_order, ORDERS)
         require_one_of("compile_scope", self.compile_scope, SCOPES)
-        if self.seed > _MAX_SEED:
-            raise ConfigError("seed", f"must be at most {_MAX_SEED}, got {self.seed}")
+        require_at_most("seed", self.seed, _MAX_SEED)
         if not self.learning_rate > 0:  # NaN too
             raise ConfigError("learning_rate", f"must be above 0, got {self.learning_rate}")
 

@@ -56,6 +56,14 @@ class Batch:
 
         return self.changed(cut)
 
+    def empty(self, rows: int) -> Batch:
+        """Return a batch on the meta device with `rows` rows like the first one of every tensor."""
+
+        def spread(tensor: Tensor) -> Tensor:
+            return _like(tensor, torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype, device="meta"))
+
+        return self.changed(spread)
+
     def share(self, rank: int, ranks: int) -> Batch:
         """Return the rows of data-parallel rank `rank` of `ranks`, which divide the rows."""
         count = self.row_count() // ranks
@@ -131,6 +139,10 @@ class ModelSpec:
         A language model draws none: it reads tokens.
         """
         raise NotImplementedError
+
+    def empty_batch(self, batch_size: int, random: np.random.Generator) -> Batch:
+        """Return what `sample_batch` does on the meta device, from one sample: it takes no memory."""
+        return self.sample_batch(1, random).empty(batch_size)
 
     def flops_per_sample(self, sequence_length: int) -> int | None:
         """Return the forward FLOPs of a sample in matmuls, convolutions and attention, or `None` if unknown.

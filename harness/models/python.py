@@ -99,15 +99,16 @@ class PythonSpec(LanguageModelSpec):
 
     def sample_batch(self, batch_size: int, random: np.random.Generator) -> Batch:
         """Return samples of the factory's batch function or dataset, on CPU."""
-        light, seed = self._given(device="meta"), int(random.integers(given_inputs.SEEDS))
-        assert light is not None, "a model of tokens draws nothing"
-        with suppress(ConfigError):  # its samples are tensors of the factory's, which have no values here
-            batch = light.batch(batch_size, seed)
-            if not any(tensor.is_meta for _, tensor in given_inputs.tensors_of(batch)):
-                return batch
-        given = self._given()
-        assert given is not None, "a factory gives the same each time"
-        return given.batch(batch_size, seed)
+        return self._drawn(batch_size, int(random.integers(given_inputs.SEEDS)))
+
+    def empty_batch(self, batch_size: int, random: np.random.Generator) -> Batch:
+        """Return samples on the meta device, or on CPU where the factory's batch function needs values."""
+        given, seed = self._given(device="meta"), int(random.integers(given_inputs.SEEDS))
+        assert given is not None, "a model of tokens draws nothing"
+        try:
+            return given.batch(batch_size, seed, device="meta")
+        except ConfigError:
+            return self._drawn(batch_size, seed)
 
     def usual_dtype(self) -> str:
         """Return `own`: the model stays as the factory made it."""
@@ -171,6 +172,18 @@ class PythonSpec(LanguageModelSpec):
     def splits_fixed_batch(self) -> bool:
         """Return `split_example`."""
         return self.split_example
+
+    def _drawn(self, batch_size: int, seed: int) -> Batch:
+        """Return samples on CPU, of what the factory gives without memory where that has them."""
+        light = self._given(device="meta")
+        assert light is not None, "a model of tokens draws nothing"
+        with suppress(ConfigError):  # its samples are tensors of the factory's, which have no values here
+            batch = light.batch(batch_size, seed)
+            if not any(tensor.is_meta for _, tensor in given_inputs.tensors_of(batch)):
+                return batch
+        given = self._given()
+        assert given is not None, "a factory gives the same each time"
+        return given.batch(batch_size, seed)
 
     def _call(self) -> FactoryCall:
         return user_factory.FactoryCall.of(self.factory, self.dropout, self.kwargs or {})

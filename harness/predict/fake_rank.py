@@ -33,6 +33,7 @@ from harness.predict.tracer import Tracer
 from harness.predict.without_data import as_with_values
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
+from harness.trial.models_error import overflow
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh
 from harness.trial.plan_budget import PLAN_FILE, with_plan
 from harness.trial.plan_sharding import plan_sharding
@@ -124,8 +125,9 @@ def _fake_trial(
         )
     mesh, on = experiment.mesh, torch.device(device)
     fakes = fakes_of(experiment)
-    given = batches(experiment, on, dp_rank=0, is_example_empty=True)
-    batch = [given(step).changed(_Fakery(fakes, on)) for step in range(UNMEASURED_STEPS + 1)]
+    given = batches(experiment, on, dp_rank=0, is_empty=True)
+    with _named_errors():
+        batch = [given(step).changed(_Fakery(fakes, on)) for step in range(UNMEASURED_STEPS + 1)]
     with _ranks(mesh), cpu_stands_in_for_cuda(mesh, on), _named_errors(), _little_garbage():
         devices = device_mesh(mesh, on)
         sharding = plan_sharding(experiment, batch[0].inputs, on)
@@ -207,6 +209,8 @@ def _named_errors() -> Iterator[None]:
         problem = f"{error.func} gives a {what} that depends on data, which a prediction has not"
         raise ConfigError("model", f"{problem}{_place(error)}; a trial measures it") from error
     except RuntimeError as error:
+        if (refusal := overflow(error)) is not None:
+            raise refusal from error
         known = next((why for words, why in _KNOWN.items() if words in str(error)), None)
         if known is None:
             raise

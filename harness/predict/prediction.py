@@ -73,7 +73,7 @@ def predict(
         time=time,
     )
     ending = Ending(status="predicted", error=None, started_at=started_at, finished_at=_now())
-    environment = identity(device, experiment.files) | {"world_size": experiment.mesh.world_size}
+    environment = identity(device, experiment.model.files()) | {"world_size": experiment.mesh.world_size}
     resolved = experiment.to_dict()
     who = Identity(
         trial_id=trial_id(resolved),
@@ -150,7 +150,7 @@ class _Traced:
 def _key(experiment: Experiment, **other: None) -> str:
     """Return what decides the step, without what is given."""
     resolved = experiment.to_dict() | {"protocol": None} | other
-    files = [(str(path), path.stat().st_mtime_ns) for path in experiment.files]
+    files = [(str(path), path.stat().st_mtime_ns) for path in experiment.model.files()]
     return json.dumps([resolved, files], sort_keys=True)
 
 

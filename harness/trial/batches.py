@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import torch
 
-from harness.experiment.data import source_of
+from harness.experiment.data import empty_source, source_of
 from harness.experiment.experiment import Experiment
 from harness.models.base import Batch
 
 
 def batches(
-    experiment: Experiment, device: torch.device, dp_rank: int, *, is_example_empty: bool = False
+    experiment: Experiment, device: torch.device, dp_rank: int, *, is_empty: bool = False
 ) -> Callable[[int], Batch]:
     """Return a function from the step number to a rank's share of the batch: each call returns a new copy.
 
@@ -20,15 +20,20 @@ def batches(
         experiment: has model, data and mesh.
         device: device of the copies.
         dp_rank: data-parallel index of the rank; tensor-parallel peers read the same.
-        is_example_empty: give the one batch that a model brings itself as it is made on the meta device, so
-            that neither it nor the model beside it takes memory; it is no copy.
+        is_empty: read no data and give tensors on the meta device, so that neither they nor the model beside
+            them take memory; the one batch that a model brings itself is no copy then.
     """
     model, ranks = experiment.model, experiment.mesh.dp
-    fixed = model.fixed_batch(experiment.seed, "meta" if is_example_empty else device.type)
+    fixed = model.fixed_batch(experiment.seed, "meta" if is_empty else device.type)
     if fixed is not None:
         share = fixed.share(dp_rank, ranks) if model.splits_fixed_batch() else fixed
-        return lambda _step: share if is_example_empty else share.to(device)
-    source = source_of(model, experiment.data, sequence_length=experiment.sequence_length)
+        return lambda _step: share if is_empty else share.to(device)
+    length = experiment.sequence_length
+    source = (
+        empty_source(model, sequence_length=length)
+        if is_empty
+        else source_of(model, experiment.data, sequence_length=length)
+    )
 
     def batch(step: int) -> Batch:
         """Return rows of the global batch."""
@@ -39,6 +44,6 @@ def batches(
             dp_rank=dp_rank,
             dp_size=ranks,
         )
-        return share.to(device)
+        return share if is_empty else share.to(device)
 
     return batch

@@ -7,6 +7,7 @@ import traceback
 from pathlib import Path
 from types import FrameType
 
+from harness.errors import ConfigError
 from harness.ranks.last_words import last_words
 
 _HARNESS = Path(__file__).parents[1]
@@ -17,6 +18,20 @@ _GIVEN = ("harness.models.parts.given_inputs", "GivenInputs")
 """The class that calls the user's loss; its module imports torch, and this one does not."""
 
 _PACKAGES = ("site-packages", "dist-packages")
+
+
+_TOO_LARGE = "a tensor of the step has more bytes than 64 bits can count"
+
+
+def overflow(error: Exception) -> ConfigError | None:
+    """Return the refusal of sizes whose product torch cannot hold; `None` of another error."""
+    words = last_words(error)
+    if "overflow" not in words.message.lower() or not isinstance(
+        error, RuntimeError | TypeError | ValueError
+    ):
+        return None
+    remedy = "make batch_size, sequence_length or the model smaller"
+    return ConfigError("model", f"{_TOO_LARGE} ({words.message.splitlines()[0]}); {remedy}")
 
 
 def raised_by_model(error: Exception) -> str | None:

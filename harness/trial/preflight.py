@@ -20,7 +20,7 @@ from harness.experiment.protocol import Protocol
 from harness.experiment.training import Training
 from harness.models.base import Batch, LanguageModelSpec, ModelSpec
 from harness.models.python import PythonSpec
-from harness.trial.models_error import raised_by_model
+from harness.trial.models_error import overflow, raised_by_model
 from strategies import StrategyError, shard_variants
 
 Refusal = ConfigError | StrategyError | None
@@ -45,14 +45,18 @@ class Preflight:
     Args:
         is_done: whether an experiment has been measured; then its model need not be built to check it.
         built: calls `built_refusal`, here or in a process that has imported torch.
+        reads_data: whether `data` must be there; a plan needs none.
     """
 
     def __init__(
         self,
         is_done: Callable[[Experiment], bool] = lambda _experiment: False,
         built: Callable[..., Refusal] = built_refusal,
+        *,
+        reads_data: bool = True,
     ) -> None:
         self._is_done = is_done
+        self._reads_data = reads_data
         self._built = built
         self._refusals: dict[tuple[str, str], Refusal] = {}
 
@@ -74,6 +78,8 @@ class Preflight:
         deadline_s = experiment.protocol.deadline_s
         self._once(deadline_s, _check_shape, model, tokens, mesh.tp)
         self._once(deadline_s, _check_inputs, model, experiment.data, tokens, experiment.batch_size, mesh.dp)
+        if self._reads_data:
+            self._once(deadline_s, _check_tokens, model, experiment.data, tokens)
         self._once(deadline_s, _read_files, model)
         if self._is_done(experiment):
             return
@@ -111,6 +117,8 @@ def _refusal(check: Callable[..., None], deadline_s: float, model: ModelSpec, *o
     except (ConfigError, StrategyError) as error:
         return error
     except Exception as error:
+        if (refusal := overflow(error)) is not None:
+            return refusal
         raised = raised_by_model(error)
         if raised is None:
             raise  # a defect of ours
@@ -128,16 +136,20 @@ def _read_files(model: ModelSpec) -> None:
 
 
 def _check_inputs(model: ModelSpec, data: DataSpec, sequence_length: int, batch_size: int, dp: int) -> None:
-    """Refuse data that the model cannot read, and batches that the mesh cannot share."""
+    """Refuse what says how data is read that the model does not read, and batches that ranks cannot share."""
     fixed = model.fixed_batch(device="meta")
     if fixed is not None:
         _check_fixed_batch(data, sequence_length, batch_size, dp)
         if model.splits_fixed_batch():
             _check_shares(fixed, dp)
-    elif isinstance(model, LanguageModelSpec) and model.reads_tokens():
-        data.source(vocab_size=model.vocab_size, sequence_length=sequence_length)
-    else:
+    elif not (isinstance(model, LanguageModelSpec) and model.reads_tokens()):
         _check_own_samples(model.name, data, sequence_length)
+
+
+def _check_tokens(model: ModelSpec, data: DataSpec, sequence_length: int) -> None:
+    """Refuse data that the model cannot read."""
+    if isinstance(model, LanguageModelSpec) and model.reads_tokens():
+        data.source(vocab_size=model.vocab_size, sequence_length=sequence_length)
 
 
 class _LateError(BaseException):

@@ -6,15 +6,15 @@ and end it where there is no GPU, as on the login node of a cluster. Ranks plan 
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import nn
 
 from harness.errors import ConfigError
+from harness.experiment.data import empty_source
 from harness.experiment.devices import device_type
 from harness.experiment.experiment import Experiment, name_of
 from harness.experiment.training import Training
-from harness.models.base import Batch, LanguageModelSpec, ModelSpec
+from harness.models.base import Batch, ModelSpec
 from harness.models.parts import made_model
 from harness.models.parts.containers import require_container
 from harness.trial.parallel import require_shardable
@@ -36,6 +36,7 @@ from strategies import (
 )
 from strategies.regions.blocks import children_of
 
+_META = torch.device("meta")
 PLANNED_FOR = "cpu"
 """Type of the device for which all is planned here."""
 
@@ -90,7 +91,7 @@ def check_tensor_parallel_plan(model: ModelSpec, tp: int, batch: tuple[int, int]
     Raises:
         ConfigError: naming the pattern or the module.
     """
-    check_split(model, _batch(model, batch).to(torch.device("meta")), tp)
+    check_split(model, _batch(model, batch).to(_META), tp)
 
 
 def check_sharding(model: ModelSpec, experiment: Experiment) -> None:
@@ -212,7 +213,7 @@ def _views(views: list[str]) -> str:
 
 def _without_memory(model: ModelSpec, batch: tuple[int, int]) -> tuple[nn.Module, Batch]:
     """Return the model and a rank's batch without memory."""
-    with torch.device("meta"):
+    with _META:
         built = model.build()
     return built, _batch(model, batch)
 
@@ -222,8 +223,5 @@ def _batch(model: ModelSpec, batch: tuple[int, int]) -> Batch:
     fixed = model.fixed_batch(device="meta")
     if fixed is not None:
         return fixed
-    random = np.random.default_rng(0)
-    if not (isinstance(model, LanguageModelSpec) and model.reads_tokens()):
-        return model.sample_batch(batch[0], random).to(torch.device("meta"))
-    tokens = torch.zeros(batch, dtype=torch.int64)
-    return model.arranged(Batch(inputs=(tokens,), targets=tokens), random).to(torch.device("meta"))
+    rows, tokens = batch
+    return empty_source(model, sequence_length=tokens).batch(step=0, batch_size=rows, seed=0).to(_META)

@@ -56,14 +56,19 @@ class GivenInputs:
             raise ConfigError("model.factory", "the loss depends on no parameter that requires a gradient")
         return loss
 
-    def batch(self, count: int, seed: int) -> Batch:
-        """Return `count` samples of the batch function or dataset, on CPU.
+    def batch(self, count: int, seed: int, *, device: str = "cpu") -> Batch:
+        """Return `count` samples of the batch function or dataset.
+
+        Args:
+            count: samples, >= 1.
+            seed: seed of what draws them.
+            device: default device meanwhile; of a dataset `meta` asks for one sample.
 
         Raises:
             ConfigError: it fails, or returns something else.
         """
         assert self.draw is not None, "one example is not drawn"
-        with seeded(seed), torch.device("cpu"):
+        with seeded(seed), torch.device(device):
             try:
                 drawn = self.draw(count)
             except Exception as error:
@@ -150,7 +155,11 @@ def _drawing(given: Any) -> Callable[[int], Any]:
 
 
 def _collated(dataset: Any, count: int) -> Any:
-    """Return `count` samples of a dataset at random places."""
+    """Return `count` samples of a dataset at random places, or as many empty ones like its first."""
+    if torch.get_default_device().type == "meta":
+        inputs, targets = default_collate([tuple(_pair(dataset[0]))])
+        empty = Batch(inputs=(inputs,), targets=targets).empty(count)
+        return empty.inputs[0], empty.targets
     places = torch.randint(len(dataset), (count,)).tolist()
     return default_collate([tuple(_pair(dataset[place])) for place in places])
 

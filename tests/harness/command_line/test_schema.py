@@ -353,6 +353,15 @@ def test_refuses_another_type(line: str, message: str) -> None:
             "model=moe_nano model.top_k=5": "model.top_k: must be at most model.n_experts, 4, got 5",
             "batch_size=0": "batch_size: must be at least 1, got 0",
             "sequence_length=0": "sequence_length: must be at least 1, got 0",
+            "batch_size=99999999999999": "batch_size: must be at most 2147483647, got 99999999999999",
+            "batch_size=1000000000000000000000000": "batch_size: must be at most 9223372036854775807, "
+            "got 1000000000000000000000000",
+            "sequence_length=2147483648": "sequence_length: must be at most 2147483647, got 2147483648",
+            "model.width=9223372036854775808": "model.width: must be at most 9223372036854775807, "
+            "got 9223372036854775808",
+            "seed=-9223372036854775809": "seed: must be at least -9223372036854775807, "
+            "got -9223372036854775809",
+            "model=python model.factory=a:b model.kwargs=[1,2]": "model.kwargs: must be a mapping or null, got [1, 2]",
             "seed=-1": "seed: must be at least 0, got -1",
             "seed=9223372036854775808": "seed: must be at most 9223372036854775807, got 9223372036854775808",
             "learning_rate=0": "learning_rate: must be above 0, got 0.0",

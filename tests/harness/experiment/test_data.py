@@ -11,8 +11,10 @@ from omegaconf import DictConfig, OmegaConf
 from torch.utils import _pytree as pytree  # torch.utils has no public name for it
 
 from harness.errors import ConfigError
-from harness.experiment.data import DataSpec, Synthetic, Text, Tokens, data_specs, source_of
+from harness.experiment.data import DataSpec, Synthetic, Text, Tokens, data_specs, empty_source, source_of
 from harness.models import Batch
+from harness.models.parts.given_inputs import tensors_of
+from tests.harness.composing import experiment_of
 from tests.parity.cases import OF_SAMPLES
 
 CONF = Path(__file__).parents[3] / "conf" / "data"
@@ -109,6 +111,40 @@ def test_shares_of_drawn_samples_are_the_global_batch(model: str) -> None:
     )
     joined = [torch.cat(pair) for pair in zip(*shares, strict=True)]
     assert all(torch.equal(*pair) for pair in zip(joined, whole, strict=True))
+
+
+def test_empty_batches_have_the_shapes_of_others() -> None:
+    models = {
+        **OF_SAMPLES,
+        "tokens": experiment_of("model=mlp").model,
+        "speech": experiment_of(
+            "model=hf model.config_class=WhisperConfig model.layers_fqn=model.decoder.layers "
+            "model.overrides={num_mel_bins:4,max_source_positions:8}"
+        ).model,
+        "a dataset": experiment_of("model=python model.factory=tests.harness.unusual_models:dataset").model,
+        "a function": experiment_of(
+            "model=python model.factory=tests.harness.unusual_models:batch_function"
+        ).model,
+    }
+    for name, model in models.items():
+        made = [
+            source.batch(step=1, batch_size=4, seed=0, dp_rank=1, dp_size=2)
+            for source in (
+                source_of(model, Synthetic(), sequence_length=16),
+                empty_source(model, sequence_length=16),
+            )
+        ]
+        leaves = [[tensor for _, tensor in tensors_of(batch)] for batch in made]
+        shown = [[(each.shape, each.stride(), each.dtype) for each in tensors] for tensors in leaves]
+        assert shown[0] == shown[1], name
+        assert {each.device.type for each in leaves[1]} == {"meta"}, name
+
+
+@pytest.mark.parametrize("model", ["mlp", "vit_nano"])
+def test_an_empty_batch_of_any_size_takes_nothing(model: str) -> None:
+    source = empty_source(experiment_of(f"model={model}").model, sequence_length=2**20)
+    batch = source.batch(step=0, batch_size=2**31 - 2, seed=0, dp_size=2)
+    assert batch.row_count() == 2**30 - 1
 
 
 def test_the_shipped_text_is_english_in_ascii() -> None:

@@ -481,6 +481,28 @@ def test_a_defect_of_the_program_is_no_refusal(monkeypatch: pytest.MonkeyPatch) 
         Preflight().check(experiment)
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    rows(
+        {
+            "model=mlp model.width=4294967296 model.hidden_width=4294967296": "model: a tensor of the step has "
+            "more bytes than 64 bits can count (Storage size calculation overflowed with sizes="
+            "[4294967296, 4294967296]); make batch_size, sequence_length or the model smaller",
+            "model=mlp sequence_length=131072": "data.path: 'the shipped text' holds 28721 tokens; "
+            "sequence_length 131072 needs one more",
+        }
+    ),
+)
+def test_sizes_that_cannot_be_run_are_refused(line: str, message: str) -> None:
+    assert refusal_of(line) == message
+
+
+def test_a_plan_needs_no_data() -> None:
+    asked = Preflight(lambda _: True, reads_data=False)
+    for line in ("sequence_length=131072", "data=tokens data.path=/nowhere/tokens.npy"):
+        asked.check(materialise(experiment_fields(composed(["model=mlp", *line.split()]))))
+
+
 def test_a_defect_of_the_program_refuses_one_point_of_a_sweep(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
