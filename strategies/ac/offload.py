@@ -25,6 +25,9 @@ class Offload(ActivationCheckpointing):
     Recomputed: nothing.
     Moved: every other storage that autograd saves, once there and once back: 2 x saved bytes a step.
 
+    Of a jagged nested tensor its values are moved, and its offsets stay. Sparse tensors, nested ones that are
+    not jagged and other wrappers stay where they are.
+
     On CUDA the host memory is pinned and copies overlap computation on a stream of their own.
 
     Source: Ren et al. 2021, arXiv:2101.06840; `torch.autograd.graph.saved_tensors_hooks`.

@@ -19,7 +19,7 @@ from strategies.nested.nested_regions import Path, path_name
 from strategies.nested.offloads import storage_of
 from strategies.nested.tape import Slot
 from strategies.regions.rewind import is_lent
-from strategies.regions.saved_tensors import Packed, kept
+from strategies.regions.saved_tensors import Packed, kept, likened
 
 Line: TypeAlias = tuple[str, int]
 """File and number of a line."""
@@ -54,13 +54,13 @@ class Reading:
             StrategyError: it was changed in place.
         """
         try:
-            tensor = self.packed().detach()
+            packed = self.packed()
         except RuntimeError as error:
             name = path_name(self.region)
             problem = f"region {name} reads {self._what()}, which is later changed in place"
             remedy = f"so {name} cannot be recomputed; include that change in {name}"
             raise StrategyError("ac", f"{problem}, {remedy}") from error
-        tensor = tensor.requires_grad_() if self.requires_grad else tensor
+        tensor = likened(packed.detach(), type(packed), vars(packed)).requires_grad_(self.requires_grad)
         with torch.enable_grad():
             return tensor.clone() if self.is_written else tensor  # nobody may write into a leaf
 

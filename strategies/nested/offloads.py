@@ -12,7 +12,7 @@ from strategies.nested.nested_regions import Path
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.offload_kinds import OffloadKind
 from strategies.regions.offloading import KeptStorages
-from strategies.regions.saved_tensors import Packed, kept, local_of, moved
+from strategies.regions.saved_tensors import Packed, kept, memory_of, moved
 
 
 @dataclass(kw_only=True, slots=True)
@@ -110,7 +110,7 @@ class Offloads:
         return kind == "all" or (storage_of(tensor) in self._open[path].inputs) == (kind == "inputs")
 
     def _packed(self, tensor: Tensor, path: Path) -> Packed:
-        local = local_of(tensor)
+        local = memory_of(tensor)
         if local is None or local.device.type != self._device_type or self._is_weight(tensor, local):
             return kept(tensor)
         return moved(tensor, local, ledger=self._ledger, region=path)
@@ -122,5 +122,5 @@ class Offloads:
 
 def storage_of(tensor: Tensor) -> int:
     """Return the identity of the storage of `tensor`; of the tensor itself where it has none."""
-    local = local_of(tensor)
+    local = memory_of(tensor)
     return id(tensor) if local is None else int(local.untyped_storage()._cdata)  # noqa: SLF001 (the identity that storages have)

@@ -22,6 +22,7 @@ from strategies.nested.nested_regions import path_name
 from strategies.nested.surroundings import GeneratorStates, generator_states, set_generators
 from strategies.nested.tape import Call, Following, Slot, read_from_outside, run
 from strategies.nested.tickets import Ticket
+from strategies.regions.saved_tensors import likened
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -170,7 +171,7 @@ class Repetition:
 
     def _boxed(self, tensor: Tensor) -> list[Tensor]:
         """Hold `tensor` until the call returns, which may differentiate what it does."""
-        box = [tensor.detach()]
+        box = [likened(tensor.detach(), type(tensor), vars(tensor))]
         self._boxes.append(box)
         return box
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -29,7 +30,8 @@ from torch.utils._pytree import tree_map_only
 
 from strategies.estimate.tensors import plain_tensors, tensors_in, tensors_written
 from strategies.regions.operator_names import Operator
-from strategies.regions.versions import PLAIN, Version, alias_of_plain
+from strategies.regions.saved_tensors import memory_of
+from strategies.regions.versions import PLAIN, Version, alias_of_plain, version_of
 
 
 @dataclass(kw_only=True, slots=True)
@@ -118,11 +120,11 @@ class Keeping(_Mode):
         """Watch what an operator has made of a result that is kept, or is one."""
         for tensor in tensors_in(out) if self._on else ():
             for storage in _storages([tensor]) & self._on.keys():
-                alias = _alias(tensor)
+                version = _version(tensor)
                 for operator, number in self._on[storage]:
                     kept = self._results.of[operator][number]
                     if kept is not None:  # not written through another of its storages
-                        kept.watched.append(Version(alias, alias._version))  # noqa: SLF001 (as autograd checks it)
+                        kept.watched.append(version)
 
 
 class Returning(_Mode):
@@ -178,9 +180,23 @@ def _alias(tensor: Tensor) -> Tensor:
         return alias_of_plain(tensor) if type(tensor) in PLAIN else tensor.detach()
 
 
+def _version(tensor: Tensor) -> Version:
+    """Return the version of `tensor`, without its memory, although autograd is above."""
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):  # noqa: SLF001 (as torch does)
+        return version_of(tensor)
+
+
 def _storages(tensors: Iterable[Tensor]) -> set[int]:
     """Return the identities of the storages of `tensors`, and of what wrappers hold."""
-    return {each.untyped_storage()._cdata for each in plain_tensors(tensors) if each.layout is torch.strided}  # noqa: SLF001 (the identity that storages have)
+    parts = (
+        [memory] if (memory := memory_of(tensor)) is not None else plain_tensors([tensor])
+        for tensor in tensors
+    )
+    return {
+        part.untyped_storage()._cdata  # noqa: SLF001 (the identity that storages have)
+        for part in chain.from_iterable(parts)
+        if part.layout is torch.strided and not part.is_nested
+    }
 
 
 def _drawn(

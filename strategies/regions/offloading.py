@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from strategies.base import Observation, StrategyError
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.offload_kinds import OFFLOAD_KINDS, OffloadKind
-from strategies.regions.saved_tensors import Packed, kept, local_of, moved
+from strategies.regions.saved_tensors import Packed, kept, memory_of, moved
 
 __all__ = ["HostLedger", "Offloading"]
 
@@ -120,7 +120,7 @@ class _Pack:
 
     def __call__(self, saved: Tensor) -> Packed:
         """Move a saved tensor to the host if it is chosen; return what gives it back."""
-        local = local_of(saved)
+        local = memory_of(saved)
         if local is None or not self._is_chosen(local):
             return self._packed_around(saved)
         if self.is_in_backward or local.device.type != self._device_type or local in self._kept:
@@ -174,7 +174,7 @@ class KeptStorages:
 
 
 def _identity(tensor: Tensor) -> int | None:
-    local = local_of(tensor)
+    local = memory_of(tensor)
     return _storage_identity(local) if local is not None else None
 
 

@@ -17,6 +17,7 @@ from strategies.regions.operator_names import SaveList
 from strategies.regions.own_parameters import with_own_parameters
 from strategies.regions.policy import selective_contexts
 from strategies.regions.rewind import Rewind, RewoundCall
+from strategies.regions.saved_tensors import likened
 from strategies.regions.torch_facts import selective_takes_hooks
 
 
@@ -118,10 +119,14 @@ class Recomputation:
         if anchor is None and not _require_grad(inputs):
             return body(*args, **kwargs)  # a frozen region keeps nothing for backward
         outputs_spec = None
+        given = [(type(leaf), vars(leaf)) if isinstance(leaf, Tensor) else None for leaf in inputs]
 
         def run(_anchor: Tensor | None, *leaves: Any) -> tuple[Any, ...]:
             nonlocal outputs_spec
-            positional, keywords = tree_unflatten(leaves, inputs_spec)
+            found = (
+                leaf if was is None else likened(leaf, *was) for leaf, was in zip(leaves, given, strict=True)
+            )
+            positional, keywords = tree_unflatten(found, inputs_spec)
             outputs, outputs_spec = tree_flatten(body(*positional, **keywords))
             return tuple(outputs)
 

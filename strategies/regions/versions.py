@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nested._internal.nested_tensor import NestedTensor
 
 PLAIN = frozenset({Tensor, nn.Parameter})
 """Types of tensors that no `__torch_dispatch__` of their own stands behind."""
@@ -91,6 +92,8 @@ def version_of(tensor: Tensor) -> Version:
     with torch.no_grad():
         if isinstance(counter, DTensor):
             counter._local_tensor = _nothing_like(counter._local_tensor)  # noqa: SLF001 (the only memory it holds)
+        elif isinstance(counter, NestedTensor):
+            counter._values = _nothing_like(counter._values)  # noqa: SLF001 (as above)
         else:
             counter.data = _nothing_like(counter)  # keeps the counter
     return Version(counter=counter, expected=tensor._version)  # noqa: SLF001

@@ -163,7 +163,6 @@ EXAMINED_BY = {
     "strategies/regions/presets.py": "tests/strategies/regions/test_operator_names.py",
     "strategies/regions/recomputation.py": "tests/strategies/ac/test_full.py",
     "strategies/regions/region.py": "tests/strategies/regions/test_blocks.py",
-    "strategies/regions/saved_tensors.py": "tests/strategies/regions/test_offloading.py",
     "strategies/shard/base.py": "tests/strategies/shard/model/test_realisation.py",
     "strategies/shard/candidates/candidate_cost.py": "tests/strategies/shard/candidates/test_derivation.py",
     "strategies/shard/candidates/enumeration.py": "tests/strategies/shard/candidates/test_execution.py",
