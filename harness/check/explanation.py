@@ -15,6 +15,8 @@ from harness.measure.probes.probing import Probing
 from harness.measure.probes.recomputed_values import RecomputedValues
 from strategies import Strategy
 
+OWN_CHECKPOINTING = "the plain model checkpoints itself already"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:
@@ -100,6 +102,8 @@ class Explanation:
 
     def _of_inert(self, found: Neutrality) -> Neutrality:
         """Return why a variant did nothing, as far as something says so."""
+        if any(note.startswith(OWN_CHECKPOINTING) for note in found.notes):
+            return replace(found, cause=OWN_CHECKPOINTING, perhaps="leave one of the two out")
         plain = self.workshop.plain()
         resting = [name for name, module in plain.named_modules() if not module.training]
         if resting and self.workshop.is_alone:

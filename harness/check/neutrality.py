@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import nn
 
 from harness.check.arguments import Precision, require_arguments
-from harness.check.explanation import Explanation
+from harness.check.doubled_regions import DoubledRegions
+from harness.check.explanation import OWN_CHECKPOINTING, Explanation
 from harness.check.given_batches import given_batches
 from harness.check.not_neutral import Neutrality, NotNeutral
 from harness.check.workshop import Workshop
@@ -125,11 +126,13 @@ class _Measured:
         report: bytes and work.
         calls: forward calls by FQN.
         act: what it did of what strategies promise.
+        notes: what it checkpoints twice.
     """
 
     report: StepReport
     calls: Mapping[str, int]
     act: Act
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -265,7 +268,12 @@ class _Check:
         )
         saves_nothing = _promises_nothing(self.workshop.variant)
         found = _judged_by(_everywhere(result), recomputed, saves_nothing=saves_nothing)
-        return replace(found, lost=trained[0].beyond(trained[1]), gained=trained[1].beyond(trained[0]))
+        return replace(
+            found,
+            lost=trained[0].beyond(trained[1]),
+            gained=trained[1].beyond(trained[0]),
+            notes=(*found.notes, *_own_recomputation(plain), *variant.notes),
+        )
 
     def _measured(self, *, is_variant: bool, seed: int = 0) -> _Measured:
         """Return what one step does, after one that fills what is made lazily."""
@@ -279,10 +287,12 @@ class _Check:
             trainee.zero_grad()
             trainee.backward(trainee.forward(batch.to(device))[1])
             trainee.update()
-        report = instrument(trainee, batch.to(device), seed=seed)
+        doubled = DoubledRegions(modules=subject.names.modules)
+        with doubled.watched():
+            report = instrument(trainee, batch.to(device), seed=seed)
         observed = Observed(**asdict(subject.observe()))
         act = Act(saved_bytes=report.memory.saved_bytes, work=report.work, observation=observed)
-        return _Measured(report=report, calls=report.work.calls, act=act)
+        return _Measured(report=report, calls=report.work.calls, act=act, notes=doubled.notes)
 
     def _acts_otherwise(self) -> bool:
         """Say whether the variant does something with other random numbers: a model may drop all blocks."""
@@ -337,6 +347,16 @@ class _Check:
             rank=source.rank,
             tolerance=source.accepted,
         )
+
+
+def _own_recomputation(plain: _Measured) -> tuple[str, ...]:
+    """Return the sentence on a plain model that checkpoints itself."""
+    if not plain.report.work.recomputed_ops:
+        return ()
+    count = sum(plain.report.work.recomputed_ops.values())
+    return (
+        f"{OWN_CHECKPOINTING}: it computes {count} operators of a step again, with the variant and without",
+    )
 
 
 def _with(found: Neutrality, asked: Asked) -> Neutrality:

@@ -92,6 +92,7 @@ class Neutrality:
             )
             if value
         ]
+        lines += [f"note: {note}" for note in self.notes]
         return "\n  ".join(lines)
 
 

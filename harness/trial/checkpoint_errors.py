@@ -160,18 +160,18 @@ def _operator_name(node: str) -> str:
 
 def _block_of(recompute: Any, model: nn.Module) -> str:
     names = {id(module): name for name, module in plain_named_modules(model)}
-    for module in _modules_in(recompute, depth=0):
+    for module in modules_in(recompute):
         if id(module) in names:
             return f"{names[id(module)]!r}" if names[id(module)] else "the model"
     return "a region"
 
 
-def _modules_in(value: Any, *, depth: int) -> Iterator[nn.Module]:
+def modules_in(function: Any, *, depth: int = 0) -> Iterator[nn.Module]:
     """Yield the modules that a function closes over, nearest first."""
-    if isinstance(value, nn.Module):
-        yield value
-    for inner in _parts_of(value) if depth < _DEEPEST else ():
-        yield from _modules_in(inner, depth=depth + 1)
+    if isinstance(function, nn.Module):
+        yield function
+    for inner in _parts_of(function) if depth < _DEEPEST else ():
+        yield from modules_in(inner, depth=depth + 1)
 
 
 def _parts_of(value: Any) -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 EXAMINED_BY = {
     "harness/check/explanation.py": "tests/harness/check/test_remedies.py",
+    "harness/check/doubled_regions.py": "tests/harness/check/test_remedies.py",
     "harness/measure/probes/checkpoint_calls.py": "tests/harness/check/test_remedies.py",
     "harness/measure/probes/saved_values.py": "tests/harness/check/test_remedies.py",
     "harness/check/arguments.py": "tests/harness/check/test_neutrality.py",

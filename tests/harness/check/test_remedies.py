@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from harness.check import NotNeutral, assert_neutral
 from harness.check.not_neutral import Neutrality
@@ -233,3 +234,42 @@ def test_hooks_that_mix_up_tensors_are_told_from_hooks_that_change_strides() -> 
 
     found = _found(Stack, hooked(lambda tensor: tensor * 2))
     assert found.cause == "looks like gallery 46 or 47: what is saved for backward is not what comes back"
+
+
+class Switched(Stack):
+    """Checkpoints its blocks itself where it is told to."""
+
+    is_on = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of shape (B, 3)."""
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.is_on else layer(x)
+        outputs: Tensor = self.head(x)
+        return outputs
+
+
+def test_a_model_that_is_checkpointed_twice_is_told_so() -> None:
+    def twice(model: Switched) -> None:
+        model.is_on = True
+        checkpointed()(model)
+
+    found = assert_neutral(Switched, batch(), twice, steps=1)
+    assert found.notes[0] == (
+        "'layers.0', 'layers.1': checkpointed twice, one region directly in another; leave one of the two out"
+    )
+    assert f"note: {found.notes[0]}" in str(found)
+
+
+def test_a_plain_model_that_checkpoints_itself_is_told_so() -> None:
+    def make() -> nn.Module:
+        model = Switched()
+        model.is_on = True
+        return model
+
+    with pytest.raises(NotNeutral) as caught:
+        assert_neutral(make, batch(), Full(layers_fqn="layers"), steps=1)
+    found = caught.value.found
+    assert (found.verdict, found.cause) == ("inert", "the plain model checkpoints itself already")
+    assert found.notes[0].startswith("the plain model checkpoints itself already: it computes ")
+    assert "checkpointed twice" in found.notes[1]
