@@ -428,15 +428,6 @@ class LimitsCompilation(Protocol):
 
 
 @runtime_checkable
-class ReadsFiles(Protocol):
-    """A strategy that does what files of the user's say."""
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """The files."""
-
-
-@runtime_checkable
 class HasViews(Protocol):
     """A strategy that can show a person what it does to a model.
 

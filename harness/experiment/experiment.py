@@ -27,7 +27,6 @@ from strategies import (
     OffersPlans,
     PartitionsBlocks,
     PlansFromStep,
-    ReadsFiles,
     ReadsParameters,
     SetsPartitioner,
     Strategy,
@@ -195,8 +194,7 @@ class Experiment(Recipe):
     @property
     def files(self) -> tuple[Path, ...]:
         """The user's files that decide what the trial computes."""
-        of_variant = self.ac.files if isinstance(self.ac, ReadsFiles) else ()
-        return (*self.model.files(), *self.data.files(), *of_variant)
+        return (*self.model.files(), *self.data.files())
 
     @property
     def tokens_per_step(self) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.base import Strategy, StrategyError, check_simple_fields
@@ -26,24 +25,27 @@ class File(Strategy):
 
     Fields:
         path: the file, of Python, which defines `apply(model) -> model`; it is run.
+        digest: start of the SHA-256 of the file, which tells trials of one path apart; `None`: as it is now.
     """
 
     is_given: ClassVar[bool] = True
 
     path: str = ""
+    digest: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a missing name."""
+        """Refuse a missing name, a file that cannot be read, and another one than that of the digest."""
         check_simple_fields("ac", self)
         if not self.path:
             raise StrategyError(
                 "ac.path", "is empty; give a file with `apply(model)`, as show=file prints one"
             )
 
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """The file."""
-        return (Path(self.path),)
+        found = loaded_file.digest_of(loaded_file.source_of(self.path, "ac.path"))
+        if self.digest not in (None, found):
+            problem = f"is {self.digest!r}, and {self.path!r} has {found!r}"
+            raise StrategyError("ac.digest", f"{problem}; the file has changed, or leave the digest out")
+        object.__setattr__(self, "digest", found)
 
     def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:  # noqa: ARG002 (the file takes none)
         """Return what the file's `apply` makes of `model`.

@@ -94,7 +94,7 @@ class _Follower(OperatorMode):
         self._stack: list[str] = []
         self._made: dict[int, tuple[Tensor, Address]] = {}
         self._named: set[tuple[str, str]] = set()
-        self._rules = Rules("", frozenset(), {}, self._named)
+        self._rules = Rules("", frozenset(), {}, self._named, again=False)
 
     @contextmanager
     def around(self, blocks: Mapping[str, nn.Module]) -> Iterator[None]:
@@ -134,7 +134,7 @@ class _Follower(OperatorMode):
         if not name and fqn not in self.forwards:
             self._inside = self.forwards[fqn] = BlockForward()
             self._made, self._named = {}, set()
-            self._rules = Rules("", frozenset(), {}, self._named).begun()
+            self._rules = Rules("", frozenset(), {}, self._named, again=False).begun()
         elif name and self._inside is not None:
             self._rules.enter(name)
         self._stack.append(name)

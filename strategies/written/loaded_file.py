@@ -35,6 +35,11 @@ def source_of(path: str, where: str) -> str:
         raise StrategyError(where, f"{path!r} cannot be read: {said}") from error
 
 
+def digest_of(source: str) -> str:
+    """Return the start of the SHA-256 of a text, 16 hexadecimal digits."""
+    return hashlib.sha256(source.encode()).hexdigest()[:16]
+
+
 def apply_of(path: str, where: str) -> Callable[[Any], Any]:
     """Return the function `apply` of a file, which takes a model and returns it, or changes it.
 
@@ -55,7 +60,7 @@ def apply_of(path: str, where: str) -> Callable[[Any], Any]:
 
 def _module(path: str, source: str, where: str) -> ModuleType:
     """Return the module of a file, in `sys.modules`, so that what it defines can be pickled."""
-    name = f"acbench_file_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
+    name = f"acbench_file_{digest_of(source)}"
     if name in sys.modules:
         return sys.modules[name]
     module = ModuleType(name)

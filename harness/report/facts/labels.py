@@ -139,12 +139,14 @@ def _swept_options(experiments: Sequence[ExperimentFields]) -> set[tuple[str, st
             options = experiment.get(group)
             if isinstance(options, Mapping):
                 peers.setdefault((group, group_name(experiment, group)), []).append(_flat(options))
-    return {
+    found = {
         (group, name, option)
         for (group, name), same in peers.items()
         for option in {option for options in same for option in options}
         if any(options.get(option) != same[0].get(option) for options in same)
     }
+    # files of different names need no digests to be told apart
+    return found - {(group, name, "digest") for group, name, option in found if option == "path"}
 
 
 def _swept_scalars(experiments: Sequence[ExperimentFields]) -> set[str]:

@@ -21,7 +21,8 @@ FAMILIES = {
     "bmm": ("bmm", "baddbmm", "matmul", "_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"),
     "convolution": ("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution"),
 }
-running = threading.local()
+running, reported = threading.local(), threading.Event()
+named: set[tuple[str, str]] = set()  # what ran in forwards since `apply`
 
 
 def family(op: Any) -> str | None:
@@ -47,9 +48,11 @@ class Rules(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, fqn: str, keep: frozenset[str], kept: dict[str, Any], named: set[Any] | None) -> None:
+    def __init__(
+        self, fqn: str, keep: frozenset[str], kept: dict[str, Any], named: set[Any], *, again: bool
+    ) -> None:
         super().__init__()
-        self.fqn, self.keep, self.kept, self.named = fqn, keep, kept, named  # no `named`: it runs again
+        self.fqn, self.keep, self.kept, self.named, self.again = fqn, keep, kept, named, again
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -57,6 +60,9 @@ class Rules(TorchDispatchMode):
         return True
 
     def __enter__(self) -> Any:
+        if self.again and not reported.is_set():  # a whole forward is over
+            reported.set()
+            report()
         running.mode = self.begun()
         return super().__enter__()
 
@@ -76,7 +82,8 @@ class Rules(TorchDispatchMode):
         kind, module = family(op), self.stack[-1]
         if kind == "softmax":  # the product before it is part of attention, and always runs again
             self.scored.add(module)
-            self.disown(self.products.pop(module, ""))
+            product = self.products.pop(module, "")
+            self.named.difference_update([] if product in self.keep else [(self.fqn, product)])
         if kind == "bmm" and module in self.scored:  # softmax · V has the result of a fused kernel
             self.scored.remove(module)
             kind = "attention"
@@ -89,19 +96,14 @@ class Rules(TorchDispatchMode):
             self.products[module] = rule
         return rule
 
-    def disown(self, rule: str) -> None:
-        """Take back that an operator is one to name."""
-        if self.named is not None and rule not in self.keep:
-            self.named.discard((self.fqn, rule))
-
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         rule, kwargs = self.rule(op), kwargs or {}
-        if self.named is None and rule in self.kept:
+        if self.again and rule in self.kept:
             return self.given_back(rule, str(op))
         result = op(*args, **kwargs)
-        if self.named is not None and rule:
+        if not self.again and rule:
             self.named.add((self.fqn, rule))
-        if self.named is not None and rule in self.keep:
+        if not self.again and rule in self.keep:
             with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
                 alias = tree_map_only(
                     Tensor, Tensor.detach, result
@@ -131,9 +133,7 @@ class Rules(TorchDispatchMode):
 
 # rules follow what runs, so these blocks stay eager where the model is compiled
 @torch._disable_dynamo  # type: ignore[attr-defined]
-def forward(
-    block: nn.Module, fqn: str, keep: frozenset[str], named: set[Any], *args: Any, **kwargs: Any
-) -> Any:
+def forward(block: nn.Module, fqn: str, keep: frozenset[str], *args: Any, **kwargs: Any) -> Any:
     """Run the block's own forward, and again in backward with the results that it keeps."""
     own, count, kept = type(block).forward, len(args), dict[str, Any]()
     if not torch.is_grad_enabled():
@@ -148,15 +148,12 @@ def forward(
                 hooks.callback(leave.remove)
             return own(block, *given[:count], **dict(zip(kwargs, given[count:], strict=True)))
 
-    modes = Rules(fqn, keep, kept, named), Rules(fqn, keep, kept, None)
+    modes = (Rules(fqn, keep, kept, named, again=False), Rules(fqn, keep, kept, named, again=True))
     return checkpoint(run, *args, *kwargs.values(), use_reentrant=False, context_fn=lambda: modes)
 
 
-def report(named: set[Any], model: nn.Module, *_: Any) -> None:
-    """Warn, after the first forward that trains, of idle rules and of operators without a rule."""
-    if not torch.is_grad_enabled():
-        return
-    model._ac_report.remove()  # type: ignore[operator, union-attr]
+def report() -> None:
+    """Warn, in the first backward, of rules that named nothing and of operators without a rule."""
     planned = {(fqn, rule) for blocks, keep, again in RULES for fqn in blocks for rule in keep + again}
     for what, those in (
         ("rules named nothing", planned - named),
@@ -169,8 +166,9 @@ def report(named: set[Any], model: nn.Module, *_: Any) -> None:
 
 def apply(model: nn.Module) -> nn.Module:
     """Return `model`, whose blocks run again in backward, but for what `RULES` let stay."""
-    keeps, named = {fqn: frozenset(keep) for blocks, keep, _ in RULES for fqn in blocks}, set[Any]()
+    keeps = {fqn: frozenset(keep) for blocks, keep, _ in RULES for fqn in blocks}
     for fqn, block in found(model, keeps).items():
-        block.forward = partial(forward, block, fqn, keeps[fqn], named)  # type: ignore[method-assign]
-    model._ac_report = model.register_forward_hook(partial(report, named))  # type: ignore[assignment]
+        block.forward = partial(forward, block, fqn, keeps[fqn])  # type: ignore[method-assign]
+    named.clear()
+    reported.clear()
     return model

@@ -100,6 +100,22 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
         assert str(error.value) == f"ac.path: {str(path)!r} cannot be read: it is no plain file"
 
 
+def test_a_file_that_has_changed_is_another_one(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("def apply(model): ...\n", encoding="utf-8")
+    before = File(path=str(path))
+    assert before.digest == "420834c056fd5a55"
+    assert File(path=str(path), digest=before.digest) == before
+    path.write_text("def apply(model): return model\n", encoding="utf-8")
+    assert File(path=str(path)) != before
+    with pytest.raises(StrategyError) as error:
+        File(path=str(path), digest=before.digest)
+    assert str(error.value) == (
+        f"ac.digest: is {before.digest!r}, and {str(path)!r} has {File(path=str(path)).digest!r}; "
+        "the file has changed, or leave the digest out"
+    )
+
+
 def test_compiled_code_is_refused(full_file: str) -> None:
     with pytest.raises(StrategyError) as error:
         File(path=full_file).check_compilation("ac_first", "blocks")
