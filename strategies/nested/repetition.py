@@ -17,6 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointError
 
 from strategies.nested.inputs import readings_of
+from strategies.nested.listening import running_backward
 from strategies.nested.nest_options import Regions
 from strategies.nested.nested_regions import path_name
 from strategies.nested.surroundings import GeneratorStates, generator_states, set_generators
@@ -39,6 +40,7 @@ class Region:
         is_kept: its inputs stay until the graph is freed.
         so_far: what returns its calls while its forward runs.
         running: the call of its forward that has not returned.
+        is_unfinished: its last call had not returned when it was begun again.
     """
 
     regions: Regions
@@ -50,6 +52,7 @@ class Region:
     is_kept: bool = False
     so_far: Callable[[], list[Call]] | None = None
     running: Call | None = None
+    is_unfinished: bool = False
 
     def recompute(self, regions: Regions) -> None:
         """Fill the tickets that lie directly in `regions`, it or one inside.
@@ -101,7 +104,8 @@ class Repetition:
         self._missing = sum(each.regions == own for each in tickets)
         deeper = (each.regions for each in tickets if len(each.regions) > depth)
         self._waiting = {regions[: depth + 1] for regions in deeper if region.toward(regions) is None}
-        self._stops = region.early_stop or region.so_far is not None
+        self._task = running_backward()
+        self._stops = region.early_stop or region.so_far is not None or region.is_unfinished
         self._call: Call | None = None
         self._boxes: list[list[Tensor]] = []
         self._expected: Iterator[weakref.ref[Ticket]] = iter(())
@@ -177,7 +181,8 @@ class Repetition:
 
     def _pack(self, tensor: Tensor) -> list[Tensor]:
         box = self._boxed(tensor)
-        self._note(box[0])
+        if running_backward() == self._task:  # forward gave no tickets in a backward inside of a call
+            self._note(box[0])
         return box
 
     def _note(self, tensor: Tensor) -> None:
@@ -218,6 +223,7 @@ def _inner(region: Region, regions: Regions, calls: list[Call], values: dict[Slo
         generators=generator_states(region.generators) if region.generators else {},
         calls=calls,
         inputs=readings_of({slot: values[slot] for slot in read_from_outside(calls)}, regions[-1]),
+        is_unfinished=region.is_unfinished or region.running in calls,
     )
 
 

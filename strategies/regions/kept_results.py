@@ -58,12 +58,11 @@ class KeptResults:
     """What one call of a region keeps.
 
     Fields:
-        of: results of each operator of the save list by invocation; `None` for one that runs again.
-        taken: invocations whose results a recomputation has taken, which lets go of them.
+        of: results of each operator of the save list by invocation; `None` for one that runs again, as does
+            one whose result a recomputation has taken.
     """
 
     of: dict[Operator, list[_Kept | None]] = field(default_factory=lambda: defaultdict(list))
-    taken: set[tuple[Operator, int]] = field(default_factory=set)
 
 
 class _Mode(TorchDispatchMode):
@@ -146,7 +145,7 @@ class Returning(_Mode):
         """Return what was kept of an operator, or run it.
 
         Raises:
-            RuntimeError: in the words of torch: forward did not run it, or a backward has taken its result.
+            RuntimeError: in the words of torch: forward did not run it.
         """
         if func not in self._operators:
             return func(*args, **(kwargs or {}))
@@ -157,17 +156,9 @@ class Returning(_Mode):
                 f"{func} invocation index {number} encountered during backward but not found in storage; "
                 "its forward depends on state that has changed since"
             )
-        if (func, number) in self._results.taken:
-            raise RuntimeError(
-                "Trying to backward an extra time. You are only allowed to backward once on any region "
-                "computed under selective activation checkpoint."
-            )
-        kept = results[number]
+        kept, results[number] = results[number], None
         if kept is None or not kept.is_current():
-            results[number] = None
             return func(*args, **(kwargs or {}))
-        results[number] = None
-        self._results.taken.add((func, number))
         if kept.drawn is not None:
             generator, state = kept.drawn
             generator.set_state(state)
