@@ -7,6 +7,8 @@ ValueError
     └── PredictedOomError     a point is predicted not to fit, and is not to run then
 SystemExit
 └── Terminated                somebody ended this process; no refusal, whoever's code was running
+BaseException
+└── LateError                 an alarm: the user's code has not returned in time
 """
 
 from __future__ import annotations
@@ -47,6 +49,10 @@ class PredictedOomError(ConfigError):
 
 class Terminated(SystemExit):
     """SIGTERM, as an exception that unwinds like Ctrl-C does."""
+
+
+class LateError(BaseException):
+    """The alarm of the user's code; no `except Exception` of theirs takes it for its own."""
 
 
 def require_at_least(where: str, value: float, low: float) -> None:

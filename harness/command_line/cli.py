@@ -23,12 +23,14 @@ from omegaconf.errors import OmegaConfBaseException
 from harness.command_line.hydra_words import explained, hydra_told, refuse_mistyped, words_for_hydra
 from harness.command_line.plan_help import PLAN_HELP
 from harness.command_line.schema import (
+    Search,
     Settings,
     as_refused,
     experiment_fields,
     hardware_of,
     launcher_of,
     materialise,
+    searched_here,
     settings,
     swept_variants,
     to_yaml,
@@ -38,22 +40,23 @@ from harness.command_line.schema import (
 from harness.command_line.unknown_option import UnknownOptionError
 from harness.errors import ConfigError, MissingPackageError, UnplannedError
 from harness.experiment.experiment import Experiment
+from harness.last_words import last_words
 from harness.launchers.base import Launcher
 from harness.launchers.local import Local
 from harness.launchers.run_task import PRELOAD
 from harness.launchers.task import Point
-from harness.predict import views
 from harness.predict.hardware import Hardware
 from harness.ranks.agent import Agent, sigterm_exits
+from harness.ranks.assistant import AssistantEndedError
 from harness.ranks.forkserver import ForkServerError
-from harness.ranks.last_words import last_words
 from harness.records.fields import encode
 from harness.records.record import Record
 from harness.records.store import Store, trial_id
 from harness.report.content.plan_table import LEGEND as PLAN_LEGEND
 from harness.report.content.plan_table import plan_sheet
 from harness.report.content.terminal_table import print_sheet, print_table
-from harness.sweep import checks, predictions
+from harness.sweep import predictions
+from harness.sweep.checks import Elsewhere
 from harness.sweep.dry_run import outline, state_of
 from harness.sweep.launch import Result, Run, exit_code, run_sweep
 from harness.sweep.plan import finished_before
@@ -143,6 +146,9 @@ def _execute(command: _Command, words: Sequence[str]) -> None:
             raise  # no refusal but a defect; Hydra itself refuses some overrides with a plain ValueError
         sys.stderr.write(f"{command.program}: {explained(error)}\n")
         sys.exit(_REFUSED)
+    except ForkServerError as error:
+        sys.stderr.write(f"{command.program}: {error}; the same command tries again\n")
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.stderr.write("acbench: interrupted; finished trials are kept, the same command continues\n")
         sys.exit(1)
@@ -170,6 +176,7 @@ def point(
     preflight: Preflight,
     *,
     swept: Mapping[str, set[str]] | None = None,
+    search: Search = searched_here,
 ) -> Point:
     """Return the point that `config` describes; a refusal is kept in it, because other points can run.
 
@@ -179,6 +186,7 @@ def point(
         preflight: checks of the command, which look at the model.
         swept: variants of the sweep that the point is of, which then ignores the options of others; `None` is
             no sweep.
+        search: looks for the blocks of a model.
     """
     fields = experiment_fields(config)
     if swept is not None:
@@ -187,18 +195,17 @@ def point(
     refusal: ValueError | None = None
     resolved: dict[str, Any] = encode(as_refused(fields))
     try:
-        experiment = materialise(fields)
-        _tell(words_of_found(fields))
+        experiment = materialise(fields, search)
+        _tell(words_of_found(fields, search))
         resolved = experiment.to_dict()
         if launcher is not None:
             launcher.check(experiment.mesh)
         preflight.check(experiment)
     except (ConfigError, StrategyError) as error:
         refusal = error
-    except ForkServerError:
-        raise
     except Exception as error:
-        if swept is None:
+        is_served = not isinstance(error, ForkServerError) or isinstance(error, AssistantEndedError)
+        if swept is None or not is_served:
             raise
         words = last_words(error)
         sys.stderr.write(words.traceback)
@@ -254,10 +261,11 @@ def _run_sweep(
         ConfigError: no point knows a swept option, or points have different settings.
     """
     chosen = _common_settings(configs)
-    preflight = _preflight(chosen, launcher, agent)
+    elsewhere = _elsewhere(chosen, agent)
+    preflight = _preflight(chosen, launcher, elsewhere)
     here = None if _command.get().act == "predict" else launcher
     swept = swept_variants(map(experiment_fields, configs))
-    points = [point(each, here, preflight, swept=swept) for each in configs]
+    points = [point(each, here, preflight, swept=swept, search=elsewhere.blocks) for each in configs]
     if not launcher.uses_agent:
         agent.close()
     hopeless = [each.refusal for each in points if isinstance(each.refusal, _HOPELESS)]
@@ -284,7 +292,9 @@ def _run_single(config: DictConfig, hydra_config: HydraConf) -> None:
     chosen, here = settings(config), Local()
     with Agent(PRELOAD) as agent:
         anywhere = _command.get().act == "predict"
-        only = point(config, None if anywhere else here, _preflight(chosen, here, agent))
+        elsewhere = _elsewhere(chosen, agent)
+        preflight = _preflight(chosen, here, elsewhere)
+        only = point(config, None if anywhere else here, preflight, search=elsewhere.blocks)
         if only.refusal is not None:
             raise only.refusal
         _act([(only, hardware_of(config))], chosen, here, agent)
@@ -311,7 +321,7 @@ def _act(
     if chosen.solve is not None and any(hardware is None for _, hardware in points):
         raise ConfigError("solve", "needs a memory to fit; name one, such as hardware=h100")
     if chosen.show is not None:
-        _show(alone, chosen.show)
+        _show(alone, chosen.show, _elsewhere(chosen, agent))
     elif act == "list":
         _outline(alone, chosen.run, launcher)
     elif act == "predict":
@@ -320,20 +330,30 @@ def _act(
         _run(points, chosen, launcher, agent)
 
 
-def _preflight(chosen: Settings, launcher: Launcher, agent: Agent) -> Preflight:
-    """Return the checks of a command; what builds a model does so where torch is imported, beside the agent.
+def _elsewhere(chosen: Settings, agent: Agent) -> Elsewhere:
+    """Return what builds models for a command: where torch is imported, beside the agent.
+
+    A command that runs no trial starts no other process but for the user's code.
+    """
+    is_alone = chosen.show is not None or _command.get().act == "list"
+    return Elsewhere(agent.call, is_for_users_code=is_alone)
+
+
+def _preflight(chosen: Settings, launcher: Launcher, elsewhere: Elsewhere) -> Preflight:
+    """Return the checks of a command.
 
     The model of a point that has a finished record is not built to check it.
     """
+    built, made = elsewhere.refusal, elsewhere.made
     if chosen.show is not None:
-        return Preflight()
+        return Preflight(built=built, made=made)
     run = chosen.run
     is_done = finished_before(Store(Path(run.outputs_dir) / run.name), launcher, rerun=run.rerun)
-    if _command.get().act == "list":
-        return Preflight(is_done)
     if _command.get().act == "predict":
-        return Preflight(lambda _: True, reads_data=False)  # a prediction builds the model anyway
-    return Preflight(is_done, built=partial(agent.call, f"{checks.__name__}:{checks.refusal.__name__}"))
+        return Preflight(
+            lambda _: True, built, made, reads_data=False
+        )  # a prediction builds the model anyway
+    return Preflight(is_done, built, made)
 
 
 def _common_settings(configs: Sequence[DictConfig]) -> Settings:
@@ -350,7 +370,7 @@ def _common_settings(configs: Sequence[DictConfig]) -> Settings:
     return distinct[0]
 
 
-def _show(points: Sequence[Point], what: str) -> None:
+def _show(points: Sequence[Point], what: str, elsewhere: Elsewhere) -> None:
     """Print what the strategies of each point have to show, and run nothing.
 
     Raises:
@@ -363,7 +383,7 @@ def _show(points: Sequence[Point], what: str) -> None:
             raise each.refusal
         if len(points) > 1:
             sys.stdout.write(f"# {each.trial_id}\n")
-        sys.stdout.write(f"{views.view_of(each.experiment, what)}\n")
+        sys.stdout.write(f"{elsewhere.view(each.experiment, what)}\n")
 
 
 def _outline(points: Sequence[Point], run: Run, launcher: Launcher) -> None:

@@ -6,11 +6,10 @@ import copy
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -30,8 +29,9 @@ from harness.predict.solve import SOLVABLE
 from harness.records.store import check_name
 from harness.report.wandb.publisher import Tracker
 from harness.sweep.launch import Run
-from strategies import ac_variants, chunk_variants, shard_variants
-from strategies.regions import block_search
+from harness.trial.preflight import blocks_of
+from strategies import StrategyError, ac_variants, chunk_variants, shard_variants
+from strategies.regions.block_search import FoundBlocks
 
 LAUNCHERS: Mapping[str, type[Any]] = {"local": Local, "slurm": Slurm, "slurm_packed": SlurmPacked}
 """Launchers by the option of `hydra/launcher` that chooses them."""
@@ -44,6 +44,9 @@ _VARIANTS: Mapping[str, Mapping[str, type[Any]]] = {
 """Variants by the group that chooses them."""
 
 _LARGEST = 2**63 - 1  # of the numbers that torch takes for sizes
+Search = Callable[[float, ModelSpec], FoundBlocks | None]
+"""Looks for the blocks of a model, within a time in seconds."""
+
 _MISSING = "???"
 _WORDS = {
     "int": "an integer",
@@ -73,6 +76,18 @@ class Settings:
     solve: str | None = None
 
 
+def searched_here(deadline_s: float, model: ModelSpec) -> FoundBlocks | None:
+    """Return the blocks of a model, which this process builds.
+
+    Raises:
+        ConfigError: the model cannot be made.
+    """
+    found = blocks_of(deadline_s, model)
+    if isinstance(found, ConfigError | StrategyError):
+        raise found
+    return found
+
+
 def experiment_fields(config: DictConfig) -> dict[str, Any]:
     """Return the resolved fields of `config` that describe the experiment, as plain values.
 
@@ -87,11 +102,12 @@ def experiment_fields(config: DictConfig) -> dict[str, Any]:
     return _plain(config, names)
 
 
-def materialise(fields: Mapping[str, Any]) -> Experiment:
+def materialise(fields: Mapping[str, Any], search: Search = searched_here) -> Experiment:
     """Return the experiment that `fields` describe.
 
     Args:
         fields: what `experiment_fields` returned.
+        search: looks for the blocks of a model, here or elsewhere.
 
     Raises:
         ConfigError: an unknown option, a wrong type, a value out of range, an impossible combination.
@@ -99,7 +115,7 @@ def materialise(fields: Mapping[str, Any]) -> Experiment:
 
     Where `model.layers_fqn` is null, the blocks are looked for, and all options that refer to it follow.
     """
-    fields = _with_blocks(fields)
+    fields = _with_blocks(fields, search)
     model: ModelSpec = _choose("model", "family", families(), fields["model"])
     scalars = {field.name: fields[field.name] for field in dataclasses.fields(Recipe) if field.name in fields}
     if scalars.get("dtype", "") is None:
@@ -114,11 +130,13 @@ def materialise(fields: Mapping[str, Any]) -> Experiment:
     )
 
 
-def words_of_found(fields: Mapping[str, Any]) -> str | None:
+def words_of_found(fields: Mapping[str, Any], search: Search = searched_here) -> str | None:
     """Return which blocks `materialise` finds, as options; `None` where the fields name them."""
     if not _seeks_blocks(fields):
         return None
-    found = _found_blocks(_Written(text=repr(fields["model"]), value=fields["model"]))
+    found = _found_blocks(
+        _Written(text=repr(fields["model"]), value=fields["model"]), _deadline_s(fields), search
+    )
     if found is None:
         return "model.layers_fqn='' (no blocks found)"
     named = f" ac.module_classes=[{','.join(found.module_classes)}]" if found.module_classes else ""
@@ -130,7 +148,7 @@ def _seeks_blocks(fields: Mapping[str, Any]) -> bool:
     return isinstance(model, Mapping) and "layers_fqn" in model and model["layers_fqn"] is None
 
 
-def _with_blocks(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_blocks(fields: Mapping[str, Any], search: Search) -> Mapping[str, Any]:
     """Return `fields` with the blocks that are found where they name none.
 
     Raises:
@@ -138,7 +156,9 @@ def _with_blocks(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if not _seeks_blocks(fields):
         return fields
-    found = _found_blocks(_Written(text=repr(fields["model"]), value=fields["model"]))
+    found = _found_blocks(
+        _Written(text=repr(fields["model"]), value=fields["model"]), _deadline_s(fields), search
+    )
     layers_fqn = "" if found is None else found.layers_fqn
     filled = {
         name: {**group, "layers_fqn": layers_fqn}
@@ -154,11 +174,17 @@ def _with_blocks(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 @functools.lru_cache(maxsize=64)
-def _found_blocks(model: _Written) -> block_search.FoundBlocks | None:
+def _found_blocks(model: _Written, deadline_s: float, search: Search) -> FoundBlocks | None:
     """Return the blocks of a model: points of a sweep share it, and a factory takes time."""
     spec: ModelSpec = _choose("model", "family", families(), {**model.value, "layers_fqn": ""})
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        return block_search.search_blocks(spec.build())
+    return search(deadline_s, spec)
+
+
+def _deadline_s(fields: Mapping[str, Any]) -> float:
+    """Return the time of a trial, which is that of its factory; the default where it will be refused."""
+    asked = fields["protocol"].get("deadline_s")
+    is_time = isinstance(asked, int | float) and not isinstance(asked, bool) and 0 < asked < math.inf
+    return float(asked) if is_time else Protocol().deadline_s
 
 
 def swept_variants(points: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:

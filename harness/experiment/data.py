@@ -154,8 +154,6 @@ class Tokens(DataSpec):
         return _windows(tokens, vocab_size=vocab_size, sequence_length=sequence_length, name=self.path)
 
     def _map(self, path: Path) -> NDArray[Any]:
-        if path.exists() and not path.is_file():
-            raise ValueError("is no file")
         if self.dtype is None:
             mapped: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
             return mapped
@@ -226,6 +224,8 @@ def _require_tokens(tokens: NDArray[Any], *, vocab_size: int, name: str) -> None
 
 
 def _read(path: str, reader: Callable[[Path], Content]) -> Content:
+    if Path(path).exists() and not Path(path).is_file():  # to open a pipe would wait for its writer
+        raise ConfigError("data.path", f"cannot read {path!r}: it is no plain file")
     try:
         return reader(Path(path))
     except (OSError, ValueError) as error:  # ValueError: numpy finds no array, or a broken length

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from inspect import unwrap
 from pathlib import Path
@@ -23,6 +24,25 @@ if TYPE_CHECKING:
 
     from harness.models.parts.given_inputs import GivenInputs
     from harness.models.parts.user_factory import FactoryCall
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Made:
+    """What one model of a factory shows of all.
+
+    Fields:
+        is_reduced: whether a parameter has less precision than float32.
+        files: the user's files behind the factory.
+        modes: what `train()` changes of its modes, in words.
+    """
+
+    is_reduced: bool
+    files: tuple[Path, ...]
+    modes: tuple[str, ...]
+
+
+_KNOWN: dict[str, Made] = {}
+"""What other processes have told of calls of factories: a cache, as that of `_made` is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +140,7 @@ class PythonSpec(LanguageModelSpec):
 
     def is_reduced(self) -> bool:
         """Whether a parameter of the factory's module has less precision than float32."""
-        return _made(self._call()).is_reduced
+        return self.made().is_reduced
 
     def runs_user_code(self) -> bool:
         """Return true."""
@@ -132,8 +152,7 @@ class PythonSpec(LanguageModelSpec):
 
     def replaced(self) -> tuple[str, ...]:
         """Return the factory's own dropout where `dropout` replaces it, and modes that `train()` changes."""
-        call = self._call()
-        return (*call.replaced(), *_made(call).modes)
+        return (*self._call().replaced(), *self.made().modes)
 
     def reads_tokens(self) -> bool:
         """Whether the factory gives no inputs."""
@@ -141,7 +160,7 @@ class PythonSpec(LanguageModelSpec):
 
     def files(self) -> tuple[Path, ...]:
         """Return the user's source files that make the model."""
-        return _made(self._call()).files
+        return self.made().files
 
     def tensor_parallel_plan(self) -> dict[str, str]:
         """Return the modules that the options name."""
@@ -185,6 +204,23 @@ class PythonSpec(LanguageModelSpec):
         assert given is not None, "a factory gives the same each time"
         return given.batch(batch_size, seed)
 
+    def made(self) -> Made:
+        """Return what one model of the factory shows of all, as another process or this one has seen it."""
+        known = _KNOWN.get(self._key())
+        return _made(self._call()) if known is None else known
+
+    def know(self, made: Made) -> None:
+        """Take what another process has seen: the factory need not run here; a pickled spec says it on."""
+        _KNOWN[self._key()] = made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the fields, and what is known of the models of the factory."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return _unpickled, (values, _KNOWN.get(self._key()))
+
+    def _key(self) -> str:
+        return json.dumps([self.factory, self.dropout, self.kwargs])
+
     def _call(self) -> FactoryCall:
         return user_factory.FactoryCall.of(self.factory, self.dropout, self.kwargs or {})
 
@@ -192,30 +228,22 @@ class PythonSpec(LanguageModelSpec):
         return user_factory.inputs_of(self._call(), seed, device)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Made:
-    """What one model of a factory shows of all.
-
-    Fields:
-        is_reduced: whether a parameter has less precision than float32.
-        files: the user's files behind the factory.
-        modes: what `train()` changes of its modes, in words.
-    """
-
-    is_reduced: bool
-    files: tuple[Path, ...]
-    modes: tuple[str, ...]
+def _unpickled(values: dict[str, Any], made: Made | None) -> PythonSpec:
+    spec = PythonSpec(**values)
+    if made is not None:
+        spec.know(made)
+    return spec
 
 
 @functools.cache
-def _made(call: FactoryCall) -> _Made:
+def _made(call: FactoryCall) -> Made:
     """Return what a model without memory shows. The factory runs first: it may import modules as it runs."""
     with given_inputs.seeded(0), torch.device("meta"):
         model, _ = call.make()
     function = unwrap(_without_arguments(call.function()))
     defined_in = getattr(function, "__module__", None) or type(function).__module__
     classes = {type(module).__module__ for module in model.modules()}
-    return _Made(
+    return Made(
         is_reduced=made_model.is_reduced(model),
         files=sources.user_files([call.factory.partition(":")[0], defined_in, *classes]),
         modes=made_model.train(model),

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any, NoReturn, Self
 
 from harness.errors import Terminated
-from harness.ranks.assistant import Assistant
+from harness.ranks.assistant import Assistant, AssistantEndedError, LateAnswerError
 from harness.ranks.culprit import Outcome, decide_nodes
 from harness.ranks.forkserver import ForkServer, ForkServerError
 from harness.ranks.live_ranks import HaltCheck, LiveRanks, Watch, late_halt
@@ -58,16 +58,28 @@ class Agent:
 
         One process answers all calls until the next trial begins, or it has ended.
 
+        A fork server that somebody has ended is started again, once.
+
         Raises:
-            ForkServerError: the fork server could not import `preload`, the process has ended, or the
-                function has not returned in time.
+            AssistantEndedError: the function has ended its process.
+            LateAnswerError: the function has not returned in time.
+            ForkServerError: the fork server could not import `preload`, or has ended again.
         """
-        if self._assistant is None:
-            self._assistant = Assistant(self._ready_server())
         try:
+            return self._called(target, *arguments, deadline_s=deadline_s)
+        except (AssistantEndedError, LateAnswerError):
+            raise
+        except ForkServerError:
+            return self._called(target, *arguments, deadline_s=deadline_s)
+
+    def _called(self, target: str, *arguments: Any, deadline_s: float | None) -> Any:
+        """Return what a function returns; after an error the next call or trial starts another server."""
+        try:
+            if self._assistant is None:
+                self._assistant = Assistant(self._ready_server())
             return self._assistant.call(target, *arguments, deadline_s=deadline_s)
         except ForkServerError:
-            self.close()  # the next call or trial starts another server
+            self.close()
             raise
 
     def run(self, job: RankJob, watch: Watch | None = None, halt: HaltCheck | None = None) -> Outcome:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pickle
 import signal
 import socket
@@ -16,6 +17,25 @@ from typing import Any
 from harness.ranks.forkserver import ForkServer, ForkServerError
 
 _POLL_S = 0.1
+_END_S = 5.0
+"""Longest time from the end of the connection to that of the process."""
+
+
+class AssistantEndedError(ForkServerError):
+    """The process that called a function has ended.
+
+    Args:
+        target: function that it called.
+        ending: how it ended, `exited with status 0`.
+    """
+
+    def __init__(self, target: str, ending: str) -> None:
+        super().__init__(f"{target}: the process that called it {ending}")
+        self.ending = ending
+
+
+class LateAnswerError(ForkServerError):
+    """A function has not returned in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +74,22 @@ class Assistant:
             deadline_s: seconds after which the process is killed; `None` waits for ever.
 
         Raises:
-            ForkServerError: the process has ended, or the function has not returned in time.
+            AssistantEndedError: the process has ended.
+            LateAnswerError: the function has not returned in time.
+            ForkServerError: the fork server has ended.
             BaseException: what the function raised, with its traceback as a note.
         """
         try:
             self._connection.send((target, arguments))
-            if not self._connection.poll(deadline_s):
-                self._server.signal(self._pid, signal.SIGKILL)
-                raise ForkServerError(f"{target}: did not return within {deadline_s:g} s")
-            answer = self._connection.recv()
-        except (EOFError, ConnectionError) as error:
-            raise ForkServerError(f"{target}: the process that called it has ended") from error
+            is_answered = self._connection.poll(deadline_s)
+            answer = self._connection.recv() if is_answered else None
+        except pickle.PicklingError:
+            raise
+        except Exception as error:  # it is gone, or the user's code has written into our connection
+            raise AssistantEndedError(target, self._ending(error)) from error
+        if not is_answered:
+            self._server.signal(self._pid, signal.SIGKILL)
+            raise LateAnswerError(f"{target}: did not return within {deadline_s:g} s")
         if isinstance(answer, _Raised):
             raise answer.error
         return answer
@@ -74,6 +99,21 @@ class Assistant:
         self._connection.close()
         while (died := self._server.next_death(_POLL_S)) is None or died.pid != self._pid:
             pass
+
+    def _ending(self, error: Exception) -> str:
+        """Return how the process has ended; it is ended if it has not.
+
+        Raises:
+            ForkServerError: the fork server has ended with it.
+        """
+        is_closed = isinstance(error, EOFError | ConnectionError)
+        died = self._server.next_death(_END_S) if is_closed else None
+        if died is None:
+            self._server.signal(self._pid, signal.SIGKILL)
+            return f"gave no answer that can be read ({type(error).__name__})"
+        return (
+            f"was ended by {_signal_name(-died.code)}" if died.code < 0 else f"exited with status {died.code}"
+        )
 
     def _accepted(self, listener: socket.socket) -> Connection:
         """Return the connection of the assistant, or say that it has ended."""
@@ -96,12 +136,23 @@ def serve(path: str) -> None:
     with socket.socket(socket.AF_UNIX) as ours:
         ours.connect(path)
         driver = Connection(ours.detach())
+    pid = os.getpid()
     while True:
         try:
             target, arguments = driver.recv()
         except (EOFError, ConnectionError):
             return
-        driver.send_bytes(_answer(target, arguments))
+        answer = _answer(target, arguments)
+        if os.getpid() != pid:  # the user's code has forked: nobody else speaks for this process
+            os._exit(1)
+        driver.send_bytes(answer)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 def _answer(target: str, arguments: tuple[Any, ...]) -> bytes:

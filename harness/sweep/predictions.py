@@ -14,9 +14,9 @@ import torch
 
 from harness.errors import ConfigError, UnplannedError
 from harness.experiment.experiment import Experiment
+from harness.last_words import last_words
 from harness.predict import batch_sizes, prediction, step_time
 from harness.predict.solve import solve
-from harness.ranks.last_words import last_words
 from harness.records.measured import MemoryNumbers
 from harness.report.facts.number_words import human_bytes
 from harness.sweep.question import FOLLOWED, Answer, Question

@@ -7,27 +7,31 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
 from typing import Any, NoReturn
 
-from harness.errors import ConfigError
+import torch
+
+from harness.errors import ConfigError, LateError
 from harness.experiment.data import DataSpec, Synthetic, Text
 from harness.experiment.experiment import Experiment, Recipe, name_of
 from harness.experiment.protocol import Protocol
 from harness.experiment.training import Training
 from harness.models.base import Batch, LanguageModelSpec, ModelSpec
-from harness.models.python import PythonSpec
+from harness.models.python import Made, PythonSpec
 from harness.trial.models_error import overflow, raised_by_model
 from strategies import StrategyError, shard_variants
+from strategies.regions import block_search
+from strategies.regions.block_search import FoundBlocks
 
 Refusal = ConfigError | StrategyError | None
 
 
 def built_refusal(check: str, deadline_s: float, model: ModelSpec, *others: Any) -> Refusal:
-    """Return why a check of `harness.trial.without_memory` refuses a model, which it builds; `None` if not.
+    """Return why a check of `harness.trial.without_memory` or of this module refuses a model; `None` if not.
 
     Args:
         check: name of the check.
@@ -35,8 +39,28 @@ def built_refusal(check: str, deadline_s: float, model: ModelSpec, *others: Any)
         model: first argument of the check.
         others: further arguments.
     """
-    checks = importlib.import_module("harness.trial.without_memory")
-    return _refusal(getattr(checks, check), deadline_s, model, *others)
+    own = _CHECKS.get(check)
+    found = own or getattr(importlib.import_module("harness.trial.without_memory"), check)
+    return _refusal(found, deadline_s, model, *others)
+
+
+def made_by_user(deadline_s: float, model: PythonSpec) -> Made | Refusal:
+    """Return what a model of the user's shows, which runs the factory; or why it is refused."""
+    found: list[Made] = []
+    refusal = _refusal(lambda each: found.append(each.made()), deadline_s, model)
+    return found[0] if refusal is None else refusal
+
+
+def blocks_of(deadline_s: float, model: ModelSpec) -> FoundBlocks | Refusal:
+    """Return the blocks of a model, `None` where it has none; or why it is refused."""
+    found: list[FoundBlocks | None] = []
+
+    def search(model: ModelSpec) -> None:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            found.append(block_search.search_blocks(model.build()))
+
+    refusal = _refusal(search, deadline_s, model)
+    return found[0] if refusal is None else refusal
 
 
 class Preflight:
@@ -45,6 +69,7 @@ class Preflight:
     Args:
         is_done: whether an experiment has been measured; then its model need not be built to check it.
         built: calls `built_refusal`, here or in a process that has imported torch.
+        made: calls `made_by_user`, likewise.
         reads_data: whether `data` must be there; a plan needs none.
     """
 
@@ -52,12 +77,14 @@ class Preflight:
         self,
         is_done: Callable[[Experiment], bool] = lambda _experiment: False,
         built: Callable[..., Refusal] = built_refusal,
+        made: Callable[..., Made | Refusal] = made_by_user,
         *,
         reads_data: bool = True,
     ) -> None:
         self._is_done = is_done
         self._reads_data = reads_data
         self._built = built
+        self._made = made
         self._refusals: dict[tuple[str, str], Refusal] = {}
 
     def check(self, experiment: Experiment) -> None:
@@ -65,7 +92,7 @@ class Preflight:
 
         The model is built on the meta device and each strategy applied to it, so that a missing FQN or an
         operator that does not exist is found without a rank, a byte or a second of compute. A user's factory
-        runs here, each time for no longer than the trial may take.
+        runs where models are built, each time for no longer than the trial may take.
 
         Raises:
             ConfigError: the mesh does not fit the model or the data; an option has no effect; the user's
@@ -76,11 +103,15 @@ class Preflight:
         _check_compiler(experiment)
         model, mesh, tokens = experiment.model, experiment.mesh, experiment.sequence_length
         deadline_s = experiment.protocol.deadline_s
-        self._once(deadline_s, _check_shape, model, tokens, mesh.tp)
-        self._once(deadline_s, _check_inputs, model, experiment.data, tokens, experiment.batch_size, mesh.dp)
+        check_shape, check_inputs, check_tokens = (
+            _CHECKS if isinstance(model, PythonSpec) else _CHECKS.values()
+        )
+        self._once(deadline_s, check_shape, model, tokens, mesh.tp)
+        self._once(deadline_s, check_inputs, model, experiment.data, tokens, experiment.batch_size, mesh.dp)
         if self._reads_data:
-            self._once(deadline_s, _check_tokens, model, experiment.data, tokens)
-        self._once(deadline_s, _read_files, model)
+            self._once(deadline_s, check_tokens, model, experiment.data, tokens)
+        if isinstance(model, PythonSpec):
+            self._learn(deadline_s, model)
         if self._is_done(experiment):
             return
         is_call_site = experiment.wrap_order == "call_site"
@@ -108,6 +139,18 @@ class Preflight:
         if refusal is not None:
             raise refusal
 
+    def _learn(self, deadline_s: float, model: PythonSpec) -> None:
+        """Tell this process, which runs no factory, what the user's model shows."""
+        key = "made", repr((deadline_s, model))
+        if key not in self._refusals:
+            found = self._made(deadline_s, model)
+            self._refusals[key] = None if isinstance(found, Made) else found
+            if isinstance(found, Made):
+                model.know(found)
+        refusal = self._refusals[key]
+        if refusal is not None:
+            raise refusal
+
 
 def _refusal(check: Callable[..., None], deadline_s: float, model: ModelSpec, *others: Any) -> Refusal:
     """Return why a check refuses a model, `None` where it does not."""
@@ -130,11 +173,6 @@ def _check_shape(model: ModelSpec, sequence_length: int, tp: int) -> None:
     model.check(sequence_length=sequence_length, tp=tp)
 
 
-def _read_files(model: ModelSpec) -> None:
-    """Run the user's factory for the names of their files; later questions in this process know them."""
-    model.files()
-
-
 def _check_inputs(model: ModelSpec, data: DataSpec, sequence_length: int, batch_size: int, dp: int) -> None:
     """Refuse what says how data is read that the model does not read, and batches that ranks cannot share."""
     fixed = model.fixed_batch(device="meta")
@@ -152,8 +190,12 @@ def _check_tokens(model: ModelSpec, data: DataSpec, sequence_length: int) -> Non
         data.source(vocab_size=model.vocab_size, sequence_length=sequence_length)
 
 
-class _LateError(BaseException):
-    """The alarm; no `except Exception` of the user's code takes it for its own."""
+_CHECKS: Mapping[str, Callable[..., None]] = {
+    "check_shape": _check_shape,
+    "check_inputs": _check_inputs,
+    "check_tokens": _check_tokens,
+}
+"""Checks that build no model of ours; for one of the user's they run the factory."""
 
 
 @contextmanager
@@ -164,13 +206,13 @@ def _deadline(model: ModelSpec, seconds: float) -> Iterator[None]:
         return
 
     def ring(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise _LateError
+        raise LateError
 
     previous = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
-    except _LateError as error:
+    except LateError as error:
         problem = f"{model.factory!r} did not return within {seconds:g} s"
         raise ConfigError("model.factory", problem) from error
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import select
 import signal
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, TextIO
 
 _PACKAGES = ("harness", "strategies")
 _ENDED_BY_SIGPIPE = 128 + signal.SIGPIPE
@@ -34,7 +35,14 @@ def report() -> None:
 
 @contextmanager
 def ended_by_its_reader() -> Iterator[None]:
-    """End quietly, with the status of a program that SIGPIPE ends, where nobody reads stdout any more."""
+    """End quietly, with the status of a program that SIGPIPE ends, where nobody reads stdout any more.
+
+    A standard stream that is closed or full ends nothing: trials run on and leave their records.
+    """
+    _open_missing_streams()
+    stdout, stderr = _Lossy(1), _Lossy(2, other=1)
+    former = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = stdout.as_text(sys.stdout), stderr.as_text(sys.stderr)
     try:
         yield
     except BrokenPipeError:
@@ -43,10 +51,69 @@ def ended_by_its_reader() -> Iterator[None]:
         _leave_quietly()
     finally:
         try:
-            if sys.stdout is not None:  # it was closed before
-                sys.stdout.flush()
+            sys.stdout.flush()
         except BrokenPipeError:
             _leave_quietly()
+        if stdout.lost is not None:
+            sys.stderr.write(
+                f"acbench: stdout cannot be written: {stdout.lost.strerror}; records are not lost\n"
+            )
+        sys.stderr.flush()
+        sys.stdout, sys.stderr = former
+        if stdout.lost is not None:
+            sys.exit(1)
+
+
+class _Lossy(io.FileIO):
+    """A standard stream that loses what cannot be written, for want of space for example.
+
+    Args:
+        number: its descriptor.
+        other: descriptor of a stream that tells when a pipe of both has lost its reader; `None`: this does.
+
+    Attributes:
+        lost: the error of what was lost first.
+    """
+
+    def __init__(self, number: int, other: int | None = None) -> None:
+        super().__init__(number, "w", closefd=False)
+        self.lost: OSError | None = None
+        self._tells = other is None or os.path.sameopenfile(number, other)
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if isinstance(error, BrokenPipeError) and self._tells:
+                raise
+            self.lost = self.lost or error
+            return memoryview(data).nbytes
+
+    def as_text(self, former: TextIO) -> TextIO:
+        """Return the text stream that takes the place of the interpreter's own."""
+        return io.TextIOWrapper(
+            io.BufferedWriter(self),
+            encoding=former.encoding,
+            errors=former.errors,
+            line_buffering=bool(former.line_buffering),
+        )
+
+
+def _open_missing_streams() -> None:
+    """Open /dev/null for each standard stream that is closed, as cron and daemons leave them.
+
+    Else the next file that is opened gets the number of one, and whoever writes to stdout writes into it.
+    """
+    for number, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(
+                os.open(os.devnull, os.O_RDWR), True
+            )  # the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            stream = open(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
 
 
 def folder_hiding(package: str) -> Path | None:
@@ -58,8 +125,8 @@ def folder_hiding(package: str) -> Path | None:
 
 
 def _run(command: str, module: str, function: str = "main") -> None:
-    require_ours(command)  # before anything of ours is imported
     with ended_by_its_reader():
+        require_ours(command)  # before anything of ours is imported
         sys.exit(getattr(importlib.import_module(module), function)())
 
 

@@ -49,6 +49,47 @@ def test_a_command_whose_output_nobody_reads_ends_quietly(program: str) -> None:
     assert ended.stderr in ({"0\n", "141\n"} if "report" in program else {"141\n"})
 
 
+@pytest.mark.parametrize(
+    ("streams", "code", "said"),
+    [
+        pytest.param(">&-", 0, "", id="stdout closed"),
+        pytest.param("2>&-", 0, "", id="stderr closed"),
+        pytest.param("<&- >&- 2>&-", 0, "", id="all closed"),
+        pytest.param("2>/dev/full", 0, "", id="stderr full"),
+        pytest.param(
+            ">/dev/full",
+            1,
+            "acbench: stdout cannot be written: No space left on device; records are not lost\n",
+            id="stdout full",
+        ),
+    ],
+)
+def test_a_stream_that_cannot_be_written_ends_nothing(
+    tmp_path: Path, streams: str, code: int, said: str
+) -> None:
+    """What is started meanwhile finds streams that are open, and no file of ours in their place."""
+    program = (
+        "import os, subprocess, sys; from hydra_plugins.acbench.entry import ended_by_its_reader\n"
+        "with ended_by_its_reader():\n"
+        "    with open('kept', 'w') as kept:\n"
+        "        print('lost'); print('lost', file=sys.stderr)\n"
+        "        subprocess.check_call([sys.executable, '-c', 'import os; os.fstat(1), os.fstat(2)'])\n"
+        "        kept.write('whole')\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(_ROOT)}
+    words = [sys.executable, "-c", program]
+    ended = subprocess.run(
+        ["bash", "-c", f'"$@" {streams}', "bash", *words],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    last = "".join(line for line in ended.stderr.splitlines(keepends=True) if line.startswith("acbench"))
+    assert (ended.returncode, last, (tmp_path / "kept").read_text()) == (code, said, "whole")
+
+
 def test_another_broken_pipe_is_no_reader_that_left() -> None:
     with pytest.raises(BrokenPipeError), ended_by_its_reader():
         raise BrokenPipeError

@@ -18,7 +18,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from harness.errors import ConfigError, Terminated
+from harness.errors import ConfigError, LateError, Terminated
+from harness.last_words import last_words
 from harness.models.parts import sources
 from harness.models.parts.given_inputs import GivenInputs, given_inputs, seeded
 
@@ -133,16 +134,18 @@ def _imported(factory: str) -> Callable[..., Any]:
             "cpu"
         ):  # whoever makes a model without memory: tensors of the file are no part of it
             found = getattr(importlib.import_module(module), function, None)
-    except Terminated:
+    except (Terminated, LateError):
         raise
     except ImportError as error:
         taken = sources.taken_name(error.name or module)
         if module.endswith(".py"):
             named = module.removesuffix(".py").replace("/", ".").strip(".")
             taken = f"; a module has no ending and no folders: write {named}:{function}"
-        raise ConfigError("model.factory", f"cannot import {module!r}: {error}{taken}") from error
-    except (Exception, SystemExit) as error:
-        problem = f"cannot import {module!r}: {type(error).__name__}: {error}"
+        problem = f"cannot import {module!r}: {last_words(error).message}{taken}"
+        raise ConfigError("model.factory", problem) from error
+    except BaseException as error:
+        words = last_words(error)
+        problem = f"cannot import {module!r}: {words.kind}: {words.message}"
         raise ConfigError("model.factory", problem) from error
     if not callable(found):
         raise ConfigError("model.factory", f"module {module!r} has no function {function!r}")
@@ -154,11 +157,12 @@ def _called(factory: str, function: Callable[..., Any], arguments: Mapping[str, 
     """Return what the user's code makes: on the meta device if it can, otherwise on CPU."""
     try:
         return function(**arguments)
-    except (MemoryError, torch.OutOfMemoryError, Terminated):
+    except (MemoryError, torch.OutOfMemoryError, Terminated, LateError):
         raise
     except SystemExit as error:
-        raise ConfigError("model.factory", f"{factory!r} exited with status {error.code}") from error
-    except Exception as error:
+        problem = f"{factory!r} exited with status {last_words(error).message or None}"
+        raise ConfigError("model.factory", problem) from error
+    except BaseException as error:
         if torch.get_default_device().type == "meta":  # a constructor that reads values, as with `.item()`
             with torch.device("cpu"):
                 return _called(factory, function, arguments)
@@ -166,11 +170,12 @@ def _called(factory: str, function: Callable[..., Any], arguments: Mapping[str, 
             problem = f"{factory!r} reads values of tensors, which a prediction has not: {error.func}"
             remedy = "take them from Python's own numbers, or run the trial, which measures"
             raise ConfigError("model.factory", f"{problem}{_place(error)}; {remedy}") from error
-        problem = f"{factory!r} raised {type(error).__name__}: {error}{_missing(function, arguments)}"
+        words = last_words(error)
+        problem = f"{factory!r} raised {words.kind}: {words.message}{_missing(function, arguments)}"
         raise ConfigError("model.factory", problem) from error
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     """Return the innermost line of the user's code that an error has passed."""
     others = (Path(torch.__file__).parent, Path(__file__).parents[3] / "strategies")
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]

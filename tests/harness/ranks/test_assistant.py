@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 
 from harness.errors import ConfigError, Terminated
 from harness.ranks.agent import Agent
-from harness.ranks.assistant import Assistant
+from harness.ranks.assistant import Assistant, AssistantEndedError
 from harness.ranks.forkserver import ForkServer, ForkServerError
 from harness.ranks.start import RankJob
 from tests.harness import rank_entries
@@ -89,9 +90,61 @@ def test_raises_what_a_function_raises(
     assert assistant.call(f"{__name__}:product", 2, 3) == 6
 
 
-def test_a_death_is_an_error(assistant: Assistant) -> None:
-    with pytest.raises(ForkServerError, match=r"test_assistant:dies: the process that called it has ended$"):
-        assistant.call(f"{__name__}:dies")
+def exits() -> NoReturn:
+    os._exit(0)
+
+
+def closes_everything() -> None:
+    os.closerange(0, 1024)
+
+
+def writes_everywhere() -> None:
+    for descriptor in range(3, 64):
+        with contextlib.suppress(OSError):
+            os.set_blocking(descriptor, False)
+            os.write(descriptor, b"\x00\x00\x00\x04{]x\n")
+
+
+def forks() -> int:
+    return os.fork()
+
+
+@pytest.mark.parametrize(
+    ("function", "ending"),
+    [
+        ("dies", "was ended by SIGKILL"),
+        ("exits", "exited with status 0"),
+        ("closes_everything", "exited with status 1"),
+        ("writes_everywhere", "gave no answer that can be read (UnpicklingError)"),
+    ],
+)
+def test_the_end_of_the_process_is_an_error_that_says_how(
+    server: ForkServer, function: str, ending: str
+) -> None:
+    with pytest.raises(AssistantEndedError) as ended:
+        Assistant(server).call(f"{__name__}:{function}")
+    message = f"{__name__}:{function}: the process that called it {ending}"
+    assert (str(ended.value), ended.value.ending) == (message, ending)
+
+
+def test_a_fork_of_the_process_does_not_answer_for_it(assistant: Assistant) -> None:
+    assert assistant.call(f"{__name__}:forks") > 0
+    assert assistant.call(f"{__name__}:product", 6, 7) == 42
+
+
+def ends_its_server(file: str) -> int:
+    """End the fork server, but for the first call only."""
+    path = Path(file)
+    if not path.exists():
+        path.touch()
+        os.kill(os.getppid(), signal.SIGKILL)
+        signal.pause()
+    return 42
+
+
+def test_a_fork_server_that_somebody_ends_is_started_again(tmp_path: Path) -> None:
+    with Agent((__name__,)) as agent:
+        assert agent.call(f"{__name__}:ends_its_server", str(tmp_path / "ended")) == 42
 
 
 def sleeps() -> None:

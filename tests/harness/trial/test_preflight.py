@@ -159,8 +159,11 @@ def test_refuses_operators_that_cannot_be_saved(line: str, message: str) -> None
             "model.vocab_size=100": "data.path: bytes need model.vocab_size to be at least 256, got 100",
             "data.path=/nowhere": "data.path: cannot read '/nowhere': [Errno 2] No such file or directory: "
             "'/nowhere'",
-            "data.path=/": "data.path: cannot read '/': [Errno 21] Is a directory: '/'",
-            "data.path=/dev/null": "data.path: '/dev/null' holds 0 tokens; sequence_length 128 needs one more",
+            "data.path=/": "data.path: cannot read '/': it is no plain file",
+            "data.path=/dev/null": "data.path: cannot read '/dev/null': it is no plain file",
+            "data.path=/dev/zero": "data.path: cannot read '/dev/zero': it is no plain file",
+            "data=tokens data.path=/dev/zero data.dtype=uint16": "data.path: cannot read '/dev/zero': it is no plain "
+            "file",
             "data=tokens data.path=x.bin": "data.dtype: a raw file needs one of uint16, uint32, int32, int64, "
             "got null for 'x.bin'",
             "data=tokens data.path=x.bin data.dtype=float32": "data.dtype: must be one of uint16, uint32, "
