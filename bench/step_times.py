@@ -4,7 +4,7 @@ Every variant of a model trains in this process, in turns, on one thread. What i
 a step: work of others on the machine adds nothing to it but what caches and the cores' other threads lose. A
 step takes the least of its times; its interval ends at their first quartile. A pair of variants counts for
 the order where the intervals do not meet. Predictions are for `hardware=this_cpu`, which
-`python -m bench.calibrate` writes; no number of a model is in it.
+`acbench-calibrate` measures; no number of a model is in it.
 
     python -m bench.step_times --models gpt_nano llama_nano
 """
@@ -97,7 +97,7 @@ def main() -> int:
 
 
 def this_cpu() -> Hardware:
-    """Return the machine that was calibrated last."""
+    """Return this machine."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         found = hardware_of(compose("config", ["hardware=this_cpu"]))
     assert found is not None

@@ -1,4 +1,4 @@
-"""`acbench`, also `python -m harness`, and `acbench-plan`; they import torch only where it is needed."""
+"""`acbench`, also `python -m harness`, and its sisters; they import torch only where it is needed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,23 @@ from hydra_plugins.acbench.entry import ended_by_its_reader, require_ours
 
 def main() -> None:
     """Run `acbench` and leave with its status."""
-    _run("acbench", "main")
+    _run("acbench", "harness.command_line.cli", "main")
 
 
 def plan() -> None:
     """Run `acbench-plan` and leave with its status."""
-    _run("acbench-plan", "plan")
+    _run("acbench-plan", "harness.command_line.cli", "plan")
 
 
-def _run(command: str, function: str) -> None:
+def calibrate() -> None:
+    """Run `acbench-calibrate` and leave with its status."""
+    _run("acbench-calibrate", "harness.predict.this_cpu", "main")
+
+
+def _run(command: str, module: str, function: str) -> None:
     require_ours(command)
     deferred.install()
-    getattr(importlib.import_module("harness.command_line.cli"), function)()
+    getattr(importlib.import_module(module), function)()
 
 
 if __name__ == "__main__":

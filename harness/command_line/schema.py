@@ -26,6 +26,7 @@ from harness.launchers.slurm_packed import SlurmPacked
 from harness.models import ModelSpec, families
 from harness.predict.hardware import Hardware
 from harness.predict.solve import SOLVABLE
+from harness.predict.this_cpu import THIS_CPU, numbers_of_this_cpu
 from harness.records.store import check_name
 from harness.report.wandb.publisher import Tracker
 from harness.sweep.launch import Run
@@ -256,8 +257,21 @@ def hardware_of(config: DictConfig) -> Hardware | None:
     if not isinstance(values, Mapping) or "name" not in values:
         problem = f"must be named before its numbers are changed, got {values!r}"
         raise ConfigError("hardware", f"{problem}; use hardware=h100 hardware.usable_gib=40, for example")
+    if values["name"] == THIS_CPU:
+        values = _instead(numbers_of_this_cpu(), values)
     hardware: Hardware = _construct("hardware", Hardware, values, chosen=str(values["name"]))
     return hardware
+
+
+def _instead(measured: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was measured, with what was given instead; null leaves a number as it was measured."""
+    found = dict(measured)
+    for name, value in given.items():
+        if isinstance(value, Mapping):
+            found[name] = _instead(measured.get(name, {}), value)
+        elif value is not None:
+            found[name] = value
+    return found
 
 
 def launcher_of(node: Mapping[str, Any]) -> Launcher:

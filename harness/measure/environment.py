@@ -103,12 +103,12 @@ def describe(device: torch.device | str, files: Iterable[Path] = ()) -> dict[str
 def identity(device: torch.device | str, files: Iterable[Path] = ()) -> dict[str, Any]:
     """Return the part of `describe` that `environment_id` reads; nothing here asks git or other processes."""
     kind, index = _parts(device)
-    torch_version = _torch_version()
+    version = torch_version()
     return {
         "python": platform.python_version(),
-        "torch": torch_version["__version__"],
-        "cuda": torch_version["cuda"],
-        "device": nvml.device_name(index) if kind == "cuda" else _cpu_name(),
+        "torch": version["__version__"],
+        "cuda": version["cuda"],
+        "device": nvml.device_name(index) if kind == "cuda" else cpu_name(),
         "cpus": os.cpu_count(),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "driver": nvml.driver_version() if kind == "cuda" else None,
@@ -143,7 +143,7 @@ def _process_group() -> tuple[str | None, int]:
     return distributed.get_backend(), distributed.get_world_size()
 
 
-def _torch_version() -> dict[str, Any]:
+def torch_version() -> dict[str, Any]:
     """Return the names that `torch/version.py` defines: `__version__`, `cuda` and others."""
     specification = importlib.util.find_spec("torch")
     assert specification is not None
@@ -151,7 +151,7 @@ def _torch_version() -> dict[str, Any]:
     return runpy.run_path(str(Path(specification.origin).with_name("version.py")))
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
     """Return the model of the CPU as the kernel names it."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []

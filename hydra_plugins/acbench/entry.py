@@ -28,6 +28,11 @@ def plan() -> None:
     _run("acbench-plan", "harness.__main__", "plan")
 
 
+def calibrate() -> None:
+    """Run `acbench-calibrate` and leave with its status."""
+    _run("acbench-calibrate", "harness.__main__", "calibrate")
+
+
 def report() -> None:
     """Run `acbench-report` and leave with its status."""
     _run("acbench-report", "harness.report.main")

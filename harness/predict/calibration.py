@@ -1,17 +1,18 @@
-"""Measures this machine for predictions, and writes what it found to `conf/hardware/this_cpu.yaml`.
+"""The measurement of this machine for predictions; prints the fields of its hardware as JSON.
 
 Matrix products of fp32 and bf16, whole and of few rows, attention, gelu, sums and copies, training of layers
 too small to compute, and collectives of two ranks on gloo with one thread each, as ranks of trials run. As in
 a step, operands are not in the cache, and results are kept. Each number is the best of several rounds, of CPU
 time but for collectives: a busy machine spoils it little.
 
-    python -m bench.calibrate
+It runs in a process of its own (`harness.predict.this_cpu`), whose threads it sets to one.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,11 +24,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import yaml
 from torch import nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+from harness.measure.environment import cpu_name
+from harness.predict.this_cpu import THIS_CPU
+from harness.records.files import write_atomically
 
 _SIZE = 512
 _COPIED_BYTES = 1 << 20
@@ -41,25 +45,14 @@ _ASKED = 400
 _ROUNDS = 3
 _LESS_IS_BETTER = ("launch_s", "policy_s")
 _SENT_BYTES = 1 << 24
-_REPEATS = 7
+_REPEATS = 4
 _MEETINGS = 50
-_FOLDER = Path(__file__).parents[1] / "conf" / "hardware"
 _GIB = 1 << 30
 
 
 def main() -> None:
-    """Measure, print and write."""
-    given = argparse.ArgumentParser(
-        prog="python -m bench.calibrate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    given.add_argument("--out", type=Path, default=_FOLDER / "this_cpu.yaml", help="the YAML file")
-    path: Path = given.parse_args().out
-    text = as_yaml(measured())
-    path.write_text(text, encoding="utf-8")
-    print(text, end="")
-    print(path)
+    """Measure and print."""
+    sys.stdout.write(json.dumps(measured()))
 
 
 def measured() -> dict[str, Any]:
@@ -69,9 +62,9 @@ def measured() -> dict[str, Any]:
     link_bytes_per_s, latency_s = _gloo()
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    model = _processor()
-    return {
-        "name": "this_cpu",
+    model = cpu_name()
+    found: dict[str, Any] = {
+        "name": THIS_CPU,
         "device": "cpu",
         "usable_gib": round(memory * 0.9 / cores / _GIB, 1),
         "flops_per_s": rates,
@@ -104,6 +97,14 @@ def measured() -> dict[str, Any]:
             "host_bytes_per_s": "host memory is the memory of the device; copies into new pages",
         },
     }
+    return {name: _rounded(value) for name, value in found.items()}
+
+
+def _rounded(value: Any) -> Any:
+    """Return numbers to three digits: more of them are noise."""
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    return float(f"{value:.3g}") if isinstance(value, float) else value
 
 
 def _best_of_rounds() -> tuple[dict[str, float], dict[str, float]]:
@@ -133,23 +134,6 @@ def _round() -> dict[str, float]:
         "functions_per_s": _functions_per_s(),
         **{f"rows{rows}": _flops_per_s(torch.float32, rows) for rows in _FEW_ROWS},
     }
-
-
-def as_yaml(found: dict[str, Any]) -> str:
-    """Return `found` as the file has it, numbers to three digits."""
-    rounded = {
-        key: {name: _rounded(each) for name, each in value.items()}
-        if isinstance(value, dict)
-        else _rounded(value)
-        for key, value in found.items()
-    }
-    head = "# written by python -m bench.calibrate on the machine that measured\n"
-    text: str = yaml.safe_dump(rounded, sort_keys=False, width=110)
-    return head + text
-
-
-def _rounded(value: Any) -> Any:
-    return float(f"{value:.3g}") if isinstance(value, float) else value
 
 
 def _best_s(work: Callable[[], object], clock: Callable[[], float] = time.process_time) -> float:
@@ -238,7 +222,7 @@ def _rank(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     times = [_gather_s(_SENT_BYTES // 2, 1), _gather_s(1, _MEETINGS)]
     if rank == 0:
-        Path(folder, "times").write_text(" ".join(map(str, times)), encoding="utf-8")
+        write_atomically(Path(folder, "times"), " ".join(map(str, times)))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -253,11 +237,6 @@ def _gather_s(nbytes: int, count: int) -> float:
             dist.all_gather(whole, share)
 
     return _best_s(gather, time.perf_counter) / count
-
-
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "a CPU")
 
 
 if __name__ == "__main__":
