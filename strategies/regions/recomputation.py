@@ -16,9 +16,10 @@ from strategies.base import Observation
 from strategies.regions.operator_names import SaveList
 from strategies.regions.own_parameters import with_own_parameters
 from strategies.regions.policy import selective_contexts
-from strategies.regions.rewind import Rewind, RewoundCall
+from strategies.regions.rewind import Rewind, RewoundCall, all_modules
 from strategies.regions.saved_tensors import likened
 from strategies.regions.torch_facts import selective_takes_hooks
+from strategies.regions.versions import PLAIN, alias_of_plain
 
 
 @dataclass(kw_only=True, slots=True)
@@ -120,21 +121,60 @@ class Recomputation:
             return body(*args, **kwargs)  # a frozen region keeps nothing for backward
         outputs_spec = None
         given = [(type(leaf), vars(leaf)) if isinstance(leaf, Tensor) else None for leaf in inputs]
+        past: dict[int, Tensor] = {}  # outputs by position that go past autograd's function
 
         def run(_anchor: Tensor | None, *leaves: Any) -> tuple[Any, ...]:
             nonlocal outputs_spec
+            is_forward = outputs_spec is None
             found = (
                 leaf if was is None else likened(leaf, *was) for leaf, was in zip(leaves, given, strict=True)
             )
             positional, keywords = tree_unflatten(found, inputs_spec)
             outputs, outputs_spec = tree_flatten(body(*positional, **keywords))
-            return tuple(outputs)
+            if is_forward:
+                past.update(_made_before(module, inputs, outputs))
+                outputs = [_apart(each, inputs) for each in outputs]
+            return tuple([None if at in past else each for at, each in enumerate(outputs)])
 
         outputs = checkpoint(
             run, anchor, *inputs, use_reentrant=True, preserve_rng_state=self.preserve_rng_state
         )
         assert outputs_spec is not None
-        return tree_unflatten(outputs, outputs_spec)
+        return tree_unflatten([past.get(at, each) for at, each in enumerate(outputs)], outputs_spec)
+
+
+def _made_before(module: nn.Module, inputs: list[Any], outputs: list[Any]) -> dict[int, Tensor]:
+    """Return the outputs of a forward without autograd, by position, that are older than it.
+
+    As an output of autograd's function such a tensor, a buffer or a parameter, would get a history and keep
+    it: its own recomputation would then be asked for its gradient.
+    """
+    stored = {
+        id(tensor)
+        for part in all_modules(module)
+        for tensors in (vars(part), part._buffers)  # noqa: SLF001 (without names)
+        for tensor in tensors.values()
+        if isinstance(tensor, Tensor)
+    }
+    given = {id(each) for each in inputs}
+    return {
+        at: each
+        for at, each in enumerate(outputs)
+        if isinstance(each, Tensor)
+        # what is made without autograd requires no gradient; an input that requires one goes through
+        and (not each.requires_grad if id(each) in given else each.requires_grad or id(each) in stored)
+    }
+
+
+def _apart(output: Any, inputs: list[Any]) -> Any:
+    """Return an output on the same memory that only the region's caller has, unless it is an input.
+
+    So one that is older and that nobody knows, in a container or a closure, gets no history either.
+    """
+    if not isinstance(output, Tensor) or any(output is each for each in inputs):
+        return output
+    alias = alias_of_plain(output) if type(output) in PLAIN else output.detach()
+    return likened(alias, type(output), vars(output))
 
 
 def _saver(save_list: SaveList, fired: set[str]) -> Callable[[], Any]:

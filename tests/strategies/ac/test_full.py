@@ -51,6 +51,64 @@ def test_nested_inputs_and_outputs_take_part_in_autograd(use_reentrant: bool) ->
         assert torch.equal(expected, actual)
 
 
+KEPT_ELSEWHERE = torch.full((4,), 3.0)
+
+RETURNED: dict[str, Callable[[Any, Tensor, Tensor], Any]] = {
+    # what a block returns beside its result, and whether it is the same tensor for its caller
+    "a buffer": lambda m, _x, _mask: m.table,
+    "a buffer in a structure": lambda m, _x, _mask: (None, {"table": m.table}),
+    "a parameter": lambda m, _x, _mask: m.scale,
+    "a tensor of an attribute": lambda m, _x, _mask: m.constant,
+    "an input": lambda _m, x, _mask: x,
+    "an input without a gradient": lambda _m, _x, mask: mask,
+    "a view of a buffer": lambda m, _x, _mask: m.table[:2],
+    "a part of the result": lambda m, x, _mask: m.linear(x).sin(),
+    "nothing": lambda _m, _x, _mask: None,
+}
+
+
+class Returning(nn.Module):
+    def __init__(self, returned: Callable[[Any, Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.scale = nn.Linear(4, 4), nn.Parameter(torch.full((4,), 2.0))
+        self.register_buffer("table", torch.ones(4))
+        self.constant, self.returned = torch.full((4,), 5.0), returned
+
+    def forward(self, x: Tensor, mask: Tensor) -> Any:
+        return self.linear(x) * mask * self.scale, self.returned(self, x, mask)
+
+
+@pytest.mark.parametrize("returned", RETURNED.values(), ids=RETURNED)
+def test_reentrant_leaves_alone_what_a_block_returns_and_has_not_made(returned: Any) -> None:
+    shown = []
+    for is_enclosed in (False, True):
+        block = Returning(returned)
+        model = Stack(block)
+        if is_enclosed:
+            Full(layers_fqn="layers", use_reentrant=True).apply(model)
+        x, mask = torch.ones(2, 4, requires_grad=True), torch.tensor([1.0, 2.0, 0.0, 1.0])
+        result, other = model.block(x, mask)
+        leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(other) if isinstance(leaf, Tensor)]
+        loss = result.square().sum() + sum(leaf.sum() for leaf in leaves if leaf.requires_grad)
+        loss.backward()
+        is_stored = [
+            leaf is each for leaf in leaves for each in (block.table, block.constant, mask, block.scale)
+        ]
+        history = [block.table.requires_grad, block.constant.requires_grad, mask.requires_grad]
+        shown.append((is_stored, history, x.grad, *(each.grad for each in block.parameters())))
+    assert shown[0][:2] == shown[1][:2]
+    assert all(map(torch.equal, shown[0][2:], shown[1][2:]))  # type: ignore[arg-type]
+
+
+def test_reentrant_gives_no_history_to_a_tensor_that_nobody_knows() -> None:
+    block = Returning(lambda _m, _x, _mask: [KEPT_ELSEWHERE])
+    model = Full(layers_fqn="layers", use_reentrant=True).apply(Stack(block))
+    result, _ = model.get_submodule("layers.0")(torch.ones(2, 4, requires_grad=True), torch.ones(4))
+    result.sum().backward()
+    assert not KEPT_ELSEWHERE.requires_grad
+
+
 def test_reentrant_gives_gradients_where_no_input_requires_grad() -> None:
     plain = nn.Linear(4, 4)
     plain(torch.ones(2, 4)).sum().backward()

@@ -272,7 +272,7 @@ def spec_of(option: str, **changes: Any) -> ModelSpec:
     return families()[values.pop("family")](**values)
 
 
-GPT2 = {"dropout": 0.1, "overrides": {"n_layer": 4, "n_embd": 32, "n_head": 2}}
+GPT2 = {"layers_fqn": "transformer.h", "dropout": 0.1, "overrides": {"n_layer": 4, "n_embd": 32, "n_head": 2}}
 LLAMA = {
     "config_class": "LlamaConfig",
     "layers_fqn": "model.layers",
