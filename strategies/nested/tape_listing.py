@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, groupby
 from keyword import iskeyword
+from types import FunctionType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import resolve_name
 from torch.utils._pytree import tree_leaves
@@ -30,6 +35,8 @@ from strategies.tracing.shape_values import with_known_values
 from strategies.tracing.without_data import following
 
 _INDENT = "    "
+_SUBSCRIPTS = {"__getitem__": ("index",), "__setitem__": ("index", "value")}
+"""Calls that are written with brackets, and their operands besides the tensor."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,7 +137,9 @@ class _ListingWriter(TapeWriter):
             tape=self._tape,
             inputs=given,
             outputs=outputs,
-            parameters={slot: f"{_path_to(each.fqn)}.{each.name}" for slot, each in read.items() if each},
+            parameters={
+                slot: _path_to(f"{each.fqn}.{each.name}".lstrip(".")) for slot, each in read.items() if each
+            },
             values=self._listed.values,
         )
 
@@ -187,8 +196,10 @@ class _Text:
             made = [
                 slot for slot in dict.fromkeys(each for call in inside for each in call.made) if slot in later
             ]
-            read = sorted(read_from_outside(inside), key=list(self._names).index)
-            read = [slot for slot in read if slot not in self._listing.parameters]
+            outside = [slot for slot in read_from_outside(inside) if slot not in self._listing.parameters]
+            for slot in sorted(outside, key=lambda each: each.position):
+                self._name(slot)  # a constant has none before it is read
+            read = sorted(outside, key=list(self._names).index)
             code = f"checkpoint_{path_name(region)}"
             inner = self.function(code, read, made, inside, depth + 1)
             yield from (f"{_INDENT}{line}" if line else "" for line in inner)
@@ -203,12 +214,22 @@ class _Text:
         """Return one call of the tape as a line of Python."""
         leaves = [_Name(self._name(leaf)) if type(leaf) is Slot else leaf for leaf in call.leaves]
         args, kwargs = put_together(call.structure, leaves)
-        named = [f"{name}={value!r}" for name, value in kwargs.items()]
+        if not call.is_module and call.name in _SUBSCRIPTS and len(args) == 1 + len(_SUBSCRIPTS[call.name]):
+            return self._subscript(call, args)
+        named = [f"{name}={literal(value)}" for name, value in kwargs.items()]
+        arguments = [*map(literal, args), *named]
         if call.is_module:
-            return self._assigned(
-                call.made, f"{_path_to(call.name)}({', '.join([*map(repr, args), *named])})"
-            )
-        return self._assigned(call.made, _expression(call, [*map(repr, args), *named]))
+            return self._assigned(call.made, f"{_path_to(call.name)}({', '.join(arguments)})")
+        return self._assigned(call.made, _expression(call, arguments))
+
+    def _subscript(self, call: Call, args: Sequence[Any]) -> str:
+        """Return what reads, or writes, the part of a tensor as its caller would write it."""
+        index = args[1] if isinstance(args[1], tuple) and args[1] else (args[1],)
+        comma = "," * (len(index) == 1 and isinstance(args[1], tuple))
+        part = f"{literal(args[0])}[{', '.join(map(_index, index))}{comma}]"
+        if call.name == "__setitem__":
+            return f"{part} = {literal(args[2])}"
+        return self._assigned(call.made, part)
 
     def _assigned(self, slots: Sequence[Slot], value: str) -> str:
         names = ", ".join(self._name(slot) for slot in slots)
@@ -220,7 +241,8 @@ class _Text:
         return parameter or self._names.get(slot) or self._names.setdefault(slot, self._new("tensor"))
 
     def _new(self, name: str) -> str:
-        word = name if name.isidentifier() and not iskeyword(name) else f"_{name}"
+        word = re.sub(r"\W", "_", name)
+        word = word if word.isidentifier() and not iskeyword(word) else f"_{word}"
         number = next(each for each in count() if (f"{word}_{each}" if each else word) not in self._taken)
         word = f"{word}_{number}" if number else word
         self._taken.add(word)
@@ -232,25 +254,78 @@ class _Name(str):
 
     __slots__ = ()
 
-    def __repr__(self) -> str:
-        return str(self)
+
+def literal(value: Any) -> str:
+    """Return a value as code; what no code makes, as its words in quotes."""
+    words = repr(value)
+    match value:
+        case _Name():
+            return str(value)
+        case float() if not math.isfinite(value):
+            words = f'float("{value}")'
+        case torch.device():
+            words = f"torch.{value!r}"
+        case tuple() | list() | dict():
+            words = _container(value)
+        case slice():
+            words = f"slice({', '.join(map(literal, (value.start, value.stop, value.step)))})"
+        case FunctionType() | type():
+            words = _dotted(f"{value.__module__}.{value.__qualname__}") or words
+    return words if _is_expression(words) else repr(words)
+
+
+def _container(values: tuple[Any, ...] | list[Any] | dict[Any, Any]) -> str:
+    if isinstance(values, dict):
+        return "{" + ", ".join(f"{literal(key)}: {literal(value)}" for key, value in values.items()) + "}"
+    inside = ", ".join(map(literal, values))
+    return f"[{inside}]" if isinstance(values, list) else f"({inside}{',' * (len(values) == 1)})"
+
+
+def _index(value: Any) -> str:
+    """Return one index of a subscript as code."""
+    if value is Ellipsis:
+        return "..."
+    if not isinstance(value, slice):
+        return literal(value)
+    start, stop, step = (
+        "" if each is None else literal(each) for each in (value.start, value.stop, value.step)
+    )
+    return f"{start}:{stop}:{step}" if step else f"{start}:{stop}"
+
+
+def _is_expression(text: str) -> bool:
+    try:
+        ast.parse(text, mode="eval")
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def _dotted(name: str) -> str:
+    """Return a dotted name if code can have it, else nothing."""
+    return name if all(part.isidentifier() and not iskeyword(part) for part in name.split(".")) else ""
 
 
 def _expression(call: Call, arguments: Sequence[str]) -> str:
     """Return the call of a function as its caller would write it."""
     if getattr(call.run, "__name__", "") == "__get__":
         return f"{arguments[0]}.{call.name}"
-    if call.name == "__getitem__":
-        return f"{arguments[0]}[{arguments[1].removeprefix('(').removesuffix(')')}]"
     name = resolve_name(call.run) or call.name
-    if name.startswith("torch.Tensor.") or not hasattr(call.run, "__module__"):
+    is_method = name.startswith("torch.Tensor.") or not hasattr(call.run, "__module__")
+    if is_method and arguments and _dotted(call.name):
         return f"{arguments[0]}.{call.name}({', '.join(arguments[1:])})"
-    return f"{name}({', '.join(arguments)})"
+    called = _dotted(name) or _dotted(call.name) or "function"
+    return f"{called}({', '.join(arguments)})"
 
 
 def _path_to(fqn: str) -> str:
-    parts = fqn.split(".") if fqn else []
-    return "".join(["self", *(f"[{part}]" if part.isdecimal() else f".{part}" for part in parts)])
+    path = "self"
+    for part in fqn.split(".") if fqn else []:
+        if part.isdecimal():
+            path = f"{path}[{int(part)}]"
+        else:
+            path = f"{path}.{part}" if _dotted(part) else f"getattr({path}, {part!r})"
+    return path
 
 
 def _kind(tensor: Tensor | None) -> str:
