@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from strategies.base import LossInputs, PlannedStep
 from strategies.chunk.running.batch_loop import BatchLoop
-from strategies.chunk.running.chunked_forward import Loss, Scheduler, called_with, install, uninstall
+from strategies.chunk.running.chunked_forward import Loss, Scheduler, install, prove, uninstall
 from strategies.chunk.running.proof import Proofs, UnprovenError, has_values, without_hooks
 from strategies.regions.rewind import noted_state
 
@@ -86,7 +86,7 @@ class PlanProof:
                 torch.set_grad_enabled(self.training),
                 self.step.autocast(),
             ):
-                called_with(self.model, inputs, kwargs)
+                prove(self.model, inputs, kwargs)
         except UnprovenError:
             raise
         except Exception:  # noqa: BLE001 (what is no defect of the program is said at the call)

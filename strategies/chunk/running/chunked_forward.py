@@ -151,6 +151,23 @@ class ChunkedForward:
 
     def _whole(self, module: nn.Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the module's own forward returns, of all samples at once."""
+        return self._run(self._known(module, call, args, kwargs), module, call.tensors)
+
+    def prove(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Prove what runs for a call, and all that it calls.
+
+        Raises:
+            StrategyError: as of a call.
+        """
+        if self.batch is None:
+            self._known(module, Call.of("chunk", args, kwargs), args, kwargs)
+        else:
+            self(module, args, kwargs)
+
+    def _known(
+        self, module: nn.Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> ChunkProgram:
+        """Return the program for a call: a known one that fits, or a new one that is proven."""
         given: frozenset[int] = module.__dict__.pop(GIVEN, frozenset())
         refuse_global_hooks("chunk")
         if has_another_class(module):
@@ -172,7 +189,7 @@ class ChunkedForward:
             self.alike.keep(kind, program)
             self.recorded.keep(kind, program)
         self.programs.keep(kind, program)
-        return self._run(program, module, call.tensors)
+        return program
 
     def chunks(self) -> int:
         """Return the bodies that ran in the latest forward."""
@@ -525,10 +542,14 @@ def uninstall(model: nn.Module) -> None:
             module.__dict__.pop(GIVEN, None)
 
 
-def called_with(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return what the chunked forward of `model` returns, called by nobody's hooks."""
+def prove(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Prove the programs that run for a call of a chunked `model`; nobody's hooks see it.
+
+    Raises:
+        StrategyError: as of the call.
+    """
     forward: ChunkedForward = vars(model)[_ATTRIBUTE]
-    return forward(model, args, dict(kwargs))
+    forward.prove(model, args, dict(kwargs))
 
 
 def below(fqn: str, named: Mapping[str, str]) -> dict[str, str]:
