@@ -154,7 +154,7 @@ def _is_close(one: Any, other: Any, bound: float) -> bool:
         return type(one) is type(other) and one == other
     if one.shape != other.shape or one.dtype != other.dtype or one.requires_grad != other.requires_grad:
         return False
-    if not one.is_floating_point() or not bound:
+    if not (one.is_floating_point() or one.is_complex()) or not bound:
         return one.equal(other)
     largest = max(float(one.detach().abs().max()), 1.0) if one.numel() else 1.0
     return one.allclose(other, rtol=0.0, atol=bound * largest, equal_nan=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeAlias
 from unittest import mock
@@ -11,6 +11,7 @@ from unittest import mock
 from torch import nn
 
 from strategies.chunk.running import chunked_forward, runtime
+from strategies.chunk.running.proof import Subject
 from strategies.tracing import guard
 from strategies.tracing.module_state import HOOKS, held_by
 
@@ -91,6 +92,11 @@ def _is_unseen(*_: Any) -> None:
     """Refuse nothing."""
 
 
+def _kept_by_nobody(*_: Any, **__: Any) -> AbstractContextManager[None]:
+    """Leave the state of a model to what is recorded of it."""
+    return nullcontext()
+
+
 _NO_REFUSALS = partial(mock.patch.object, chunked_forward, "refuse_unseen", _is_unseen)
 _ANY_RESULT = partial(mock.patch.object, runtime, "kind_of_result", lambda _: mock.ANY)
 
@@ -102,6 +108,11 @@ GUARDS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         _together, partial(_unread, _is_module), partial(_unread, _is_forward), _ANY_RESULT
     ),
     "attributes": partial(_unread, _is_attribute),
+    "proof": partial(
+        _together,
+        partial(mock.patch.object, Subject, "prove"),
+        partial(mock.patch.object, chunked_forward, "python_state_kept", _kept_by_nobody),
+    ),
     "modes": partial(_together, partial(_all_kinds, "switches"), partial(_unread, _is_mode)),
 }
 """By name, what switches off a guard while it is entered."""

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from strategies.regions.blocks import plain_class
 
@@ -295,6 +296,97 @@ class _Residual(Block):
         return (h[0] + more, *h[1:]) if isinstance(h, tuple) else h + more
 
 
+class _Checkpoints(Block):
+    """Checkpoints itself, as many published blocks do."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(rng)
+        self.checkpoints = True
+
+    def vary(self, rng: random.Random) -> None:
+        if rng.random() < 0.5:
+            super().vary(rng)
+        else:
+            self.checkpoints = not self.checkpoints
+
+    def forward(self, x: Tensor, first: Tensor, scale: float = 1.0) -> Any:
+        if not self.checkpoints:
+            return super().forward(x, first, scale)
+        return checkpoint(super().forward, x, first, scale, use_reentrant=False)
+
+
+class _Complex(Block):
+    """Complex weights, of which a change of dtype leaves the real parts."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(rng)
+        self.turn = nn.Parameter(torch.randn(WIDE // 2, dtype=torch.cdouble))
+        self.is_conjugate = False
+
+    def vary(self, rng: random.Random) -> None:
+        if rng.random() < 0.5:
+            super().vary(rng)
+        else:
+            self.is_conjugate = not self.is_conjugate
+
+    def between(self, h: Tensor) -> Tensor:
+        turn = self.turn.conj() if self.is_conjugate else self.turn
+        one, other = h.to(self.down.weight.dtype).chunk(2, -1)
+        turned = (torch.complex(one, other) * turn).tanh() * turn
+        return torch.cat([turned.abs(), turned.angle()], -1).to(h.dtype)
+
+
+class _Hooks(Block):
+    """A hook on a tensor, which scales its gradient."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(rng)
+        self.share: float | None = 0.5
+
+    def vary(self, rng: random.Random) -> None:
+        self.share = rng.choice([None, 2.0, 0.25])
+
+    def between(self, h: Tensor) -> Tensor:
+        h, share = functional.gelu(h), self.share
+        if share is not None and h.requires_grad:
+            h.register_hook(lambda gradient: gradient * share)
+        return h
+
+
+class _Configured(Block):
+    """Reads an object that all blocks share, on which the model's loop says which block it is."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(rng)
+        self.config = SimpleNamespace(depth=0, step=0.5)
+
+    def vary(self, rng: random.Random) -> None:
+        self.config.step = rng.choice([0.25, 1.0])
+
+    def between(self, h: Tensor) -> Tensor:
+        return functional.gelu(h) * (1.0 + self.config.step * self.config.depth)
+
+
+class _Draws(Block):
+    """Draws from generators of its own, NumPy's and torch's."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(rng)
+        self.numbers = np.random.default_rng(5)
+        self.noise = torch.Generator().manual_seed(5)
+        self.is_noisy = rng.random() < 0.5
+
+    def vary(self, rng: random.Random) -> None:
+        if rng.random() < 0.5:
+            super().vary(rng)
+        else:
+            self.is_noisy = not self.is_noisy
+
+    def between(self, h: Tensor) -> Tensor:
+        h = functional.gelu(h) * (1.0 + float(self.numbers.random()))
+        return h + torch.rand(WIDE, generator=self.noise).to(h.dtype) if self.is_noisy else h
+
+
 IDIOMS: tuple[type[Block], ...] = (
     Block,
     _Attention,
@@ -307,6 +399,11 @@ IDIOMS: tuple[type[Block], ...] = (
     _Buffers,
     _Tied,
     _Residual,
+    _Checkpoints,
+    _Complex,
+    _Hooks,
+    _Configured,
+    _Draws,
 )
 
 
@@ -329,6 +426,10 @@ class Program(nn.Module):
         self.start = nn.Linear(D, D) if rng.random() < 0.5 else None
         self.begins = rng.choice(["plain", "scaled", "written", "noisy"])
         self.norm = nn.LayerNorm(D) if rng.random() < 0.5 else None
+        configured = [layer for layer in self.layers if isinstance(layer, _Configured)]
+        self.config = configured[0].config if configured else None
+        for layer in configured:
+            layer.config = self.config
 
     @property
     def idioms(self) -> set[str]:
@@ -345,7 +446,9 @@ class Program(nn.Module):
     def forward(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Any:
         """Return the head's features, in one of several structures."""
         h, seen = x if self.start is None else self._begun(self.start(x)), []
-        for layer in self.layers:
+        for depth, layer in enumerate(self.layers):
+            if self.config is not None:
+                self.config.depth = depth
             given = layer(h, y, scale=scale)
             given = given["hidden"] + given["extra"] if isinstance(given, dict) else given
             h = torch.stack(given).sum(0) if isinstance(given, tuple) else given

@@ -29,6 +29,19 @@ def test_a_guard_that_is_switched_off_is_missed(guard: str, seed: int) -> None:
     assert [each.what for each in found if each.is_wrong] == ["silent"]
 
 
+@pytest.mark.parametrize(
+    ("idiom", "seed"),
+    [("checkpoints", 504), ("complex", 24), ("hooks", 0), ("configured", 54), ("draws", 52)],
+)
+def test_what_a_recording_does_not_see_is_found_where_nothing_is_proven(idiom: str, seed: int) -> None:
+    engine = ENGINES["chunk"]()
+    with GUARDS["proof"]():
+        without = list(islice(until_silent()(engine, seed), 60))
+    assert without[-1].what == "silent"
+    assert idiom in without[-1].idioms
+    assert [each for each in examine(engine, seed, chains=1) if each.is_wrong] == []
+
+
 def _portion(path: Path, seeds: list[int], calls: int, **protocol: Any) -> str:
     counts = dict.fromkeys(("recorded anew", "refused", "both raise", "silent", "crashed"), 0)
     row = {"engine": "nested", "by": "all", "of": "all", "models": 1, "programs": 2}
