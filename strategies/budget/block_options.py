@@ -129,9 +129,10 @@ class CallOptions:
         Bytes are beyond those at the beginning of the windows of forward and backward.
         """
         call, start = self.call, self.backward_start
+        last = start - 1  # `backward_bytes` has the first moment of backward
         return (
             self._highest(effect, self._forward, call.start),
-            effect.most_bytes(min(call.end + 1, start), start),
+            effect.most_bytes(min(call.end + 1, last), last),
             self._highest(effect, self._backward, start),
         )
 

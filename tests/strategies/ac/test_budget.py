@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed._functional_collectives as functional_collectives
 from torch import distributed, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from strategies import StrategyError
@@ -283,16 +283,18 @@ def test_compiled_blocks_are_refused_by_name(plan_file: Path, whole: bool, is_pl
 class Reducing(nn.Linear):
     """A block whose output ranks add up."""
 
+    mesh: DeviceMesh
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mesh = init_device_mesh("cpu", (2,))
-        total: torch.Tensor = functional_collectives.all_reduce(super().forward(x), "sum", (mesh, 0))
+        total: torch.Tensor = functional_collectives.all_reduce(super().forward(x), "sum", (self.mesh, 0))
         return total
 
 
-def test_a_first_call_refuses_collectives_of_the_model() -> None:
-    model = Budget(fraction=1.0, layers_fqn="0").apply(nn.Sequential(nn.Sequential(Reducing(4, 4))))
+def test_a_first_call_refuses_collectives_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     try:
+        monkeypatch.setattr(Reducing, "mesh", init_device_mesh("cpu", (2,)), raising=False)
+        model = Budget(fraction=1.0, layers_fqn="0").apply(nn.Sequential(nn.Sequential(Reducing(4, 4))))
         with pytest.raises(StrategyError) as error:
             model(torch.ones(2, 4))
     finally:

@@ -39,7 +39,17 @@ class GatedBlock(nn.Module):
         return outputs
 
 
-class Gated(nn.Module):
+class WithBlocks(nn.Module):
+    """A model with blocks under `layers`."""
+
+    layers: nn.ModuleList
+
+    @property
+    def blocks(self) -> dict[str, nn.Module]:
+        return {f"layers.{index}": block for index, block in enumerate(self.layers)}
+
+
+class Gated(WithBlocks):
     """Blocks under `layers`, and a head."""
 
     def __init__(self, dropout: float = 0.0, blocks: int = 4) -> None:
@@ -47,10 +57,6 @@ class Gated(nn.Module):
         torch.manual_seed(0)
         self.layers = nn.ModuleList(GatedBlock(dropout) for _ in range(blocks))
         self.head = nn.Linear(WIDTH, 4)
-
-    @property
-    def blocks(self) -> dict[str, nn.Module]:
-        return {f"layers.{index}": block for index, block in enumerate(self.layers)}
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.layers:

@@ -15,12 +15,12 @@ from strategies.budget.step_graph import StepGraph
 from strategies.estimate.host import host_allocation
 from strategies.regions.blocks import ModelModules
 from strategies.tracing.fakes import Fakes
-from tests.strategies.budget.small_steps import WIDTH, Gated, measured_peak_bytes, step_of
+from tests.strategies.budget.small_steps import WIDTH, Gated, WithBlocks, measured_peak_bytes, step_of
 
 CPU = torch.device("cpu")
 
 
-def captured(model: Gated, x: torch.Tensor) -> StepGraph:
+def captured(model: WithBlocks, x: torch.Tensor) -> StepGraph:
     model.zero_grad()
     return capture(
         step_of(model, x), ModelModules(blocks=model.blocks), device=CPU, standing=[*model.parameters(), x]
