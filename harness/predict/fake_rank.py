@@ -23,6 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
 from harness.experiment.mesh import Mesh
+from harness.last_words import last_words
 from harness.measure.memory.locator import Locator
 from harness.measure.step import instrument
 from harness.models.base import Batch
@@ -211,7 +212,7 @@ def _named_errors() -> Iterator[None]:
     except RuntimeError as error:
         if (refusal := overflow(error)) is not None:
             raise refusal from error
-        known = next((why for words, why in _KNOWN.items() if words in str(error)), None)
+        known = next((why for words, why in _KNOWN.items() if words in last_words(error).message), None)
         if known is None:
             raise
         raise ConfigError("model", f"{known}{_place(error)}; a trial measures or refuses it") from error

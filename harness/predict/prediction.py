@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
+from harness.last_words import last_words
 from harness.measure.environment import environment_id, identity
 from harness.predict.batch_sizes import follow_from_others, found_between, traced_batch_sizes
 from harness.predict.fake_rank import step_log
@@ -102,7 +103,8 @@ def predicted_step(experiment: Experiment, hardware: Hardware | None = None) -> 
     except (ConfigError, StrategyError):
         return None
     except Exception as error:  # noqa: BLE001 (a trial says what is wrong with its model)
-        sys.stderr.write(f"not predicted: {type(error).__name__}: {error}\n")
+        words = last_words(error)
+        sys.stderr.write(f"not predicted: {words.kind}: {words.message}\n")
         return None
 
 

@@ -20,6 +20,7 @@ from harness.predict.solve import solve
 from harness.records.measured import MemoryNumbers
 from harness.report.facts.number_words import human_bytes
 from harness.sweep.question import FOLLOWED, Answer, Question
+from harness.trial.models_error import raised_by_model
 from strategies import StrategyError
 
 
@@ -101,6 +102,10 @@ def answer(question: Question, batch_sizes: Sequence[int] = ()) -> Answer:
     except (ConfigError, StrategyError) as error:
         return Answer(refusal=error)
     except Exception as error:  # noqa: BLE001 (a defect of ours in one point is told, and the others go on)
+        raised = raised_by_model(error)
+        if raised is not None:
+            problem = f"raises when its step is predicted, on tensors without data: {raised}"
+            return Answer(refusal=ConfigError("model", problem))
         words = last_words(error)
         sys.stderr.write(words.traceback)
         problem = f"a defect here kept this point from being predicted: {words.kind}: {words.message}"

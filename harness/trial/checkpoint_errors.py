@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils.checkpoint import CheckpointError
 
+from harness.last_words import last_words
 from strategies.regions.blocks import plain_named_modules
 
 _UNPACKING = (
@@ -49,7 +50,7 @@ def described(error: CheckpointError, loss: Tensor, model: nn.Module) -> Checkpo
         loss: what backward began with; its graph still says which operator saved what.
         model: model whose names are used.
     """
-    torchs_words = str(error).partition(_TIP)[0].strip()
+    torchs_words = last_words(error).message.partition(_TIP)[0].strip()
     unpacking = _unpacking(error.__traceback__)
     if unpacking is None:
         return CheckpointError(torchs_words)
@@ -92,12 +93,14 @@ def explained(error: Exception, loss: Tensor, model: nn.Module) -> RuntimeError 
     """
     if isinstance(error, CheckpointError):
         return described(error, loss, model)
-    meaning = next((meaning for words, meaning in _OF_A_REGION.items() if words in str(error)), None)
+    meaning = next(
+        (meaning for words, meaning in _OF_A_REGION.items() if words in last_words(error).message), None
+    )
     unpacking = _unpacking(error.__traceback__)
     if unpacking is None:
         return None
     block = _block_of(unpacking["frame"].recompute_fn, model)
-    torchs_words = str(error).partition(" Hint: ")[0].strip()
+    torchs_words = last_words(error).message.partition(" Hint: ")[0].strip()
     if meaning is None:
         return RuntimeError(f"the recomputation of {block} raises {type(error).__name__}: {torchs_words}")
     return RuntimeError(f"{block} cannot be recomputed: {meaning}. {torchs_words}")

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from harness.errors import ConfigError
+from harness.last_words import last_words
 from harness.models.base import Batch
 from strategies.regions.blocks import unwrapped
 
@@ -25,7 +26,7 @@ def explained(error: RuntimeError, model: nn.Module, batch: Batch) -> ConfigErro
         model: with its wrappers.
         batch: what it was called with.
     """
-    words = str(error)
+    words = last_words(error).message
     if words.startswith(_UNREDUCED):
         return _without_gradients(words, model)
     return _other_dtypes(words, model, batch) if _UNLIKE.search(words) else None

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree  # torch.utils has no public name for it
 
 from harness.errors import ConfigError
+from harness.last_words import last_words
 from harness.models.base import Batch, ModelSpec
 from harness.trial.models_error import raised_by_model
 from harness.trial.parallel import STYLES
@@ -140,4 +141,5 @@ def _shapes(outputs: Any) -> list[tuple[int, ...]]:
 
 
 def _said(error: Exception) -> str:
-    return raised_by_model(error) or f"{type(error).__name__}: {error}".partition("\n")[0]
+    words = last_words(error)
+    return raised_by_model(error) or f"{words.kind}: {words.message}".partition("\n")[0]

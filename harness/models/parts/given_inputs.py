@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree  # torch.utils has no public name for 
 from torch.utils.data import IterableDataset, default_collate
 
 from harness.errors import ConfigError
+from harness.last_words import last_words
 from harness.models.base import Batch
 
 _PAIR = "(inputs, targets)"
@@ -72,7 +73,8 @@ class GivenInputs:
             try:
                 drawn = self.draw(count)
             except Exception as error:
-                problem = f"its batch of {count} raised {type(error).__name__}: {error}"
+                words = last_words(error)
+                problem = f"its batch of {count} raised {words.kind}: {words.message}"
                 raise ConfigError("model.factory", problem) from error
         if not (isinstance(drawn, tuple | list) and len(drawn) == len(("inputs", "targets"))):
             problem = f"a batch function must return {_PAIR}, got {_said(drawn)}"
@@ -220,7 +222,9 @@ def _require_copies(example: Batch) -> None:
     try:
         copy.deepcopy((example.inputs, dict(example.keywords)))
     except (TypeError, RuntimeError, NotImplementedError) as error:
-        problem = f"its inputs cannot be copied, and each step needs a copy of its own: {error}"
+        problem = (
+            f"its inputs cannot be copied, and each step needs a copy of its own: {last_words(error).message}"
+        )
         raise ConfigError("model.factory", problem) from error
 
 

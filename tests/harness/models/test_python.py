@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -55,6 +56,18 @@ def image():
 
 def nothing():
     return None
+
+class Silent(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+
+def raises_silently():
+    raise Silent
+
+def draws_silently():
+    def draw(count):
+        raise Silent
+    return Stack(), draw, lambda out, target: out.sum()
 
 def pair():
     return Stack(), (torch.zeros(1),)
@@ -108,6 +121,19 @@ def test_dropout_is_the_factorys_own_unless_it_is_given(
     assert spec.build().get_submodule("blocks.1").p == trained
     assert spec.replaced() == replaced
     assert spec.may_drop_out()
+
+
+def test_errors_without_words_are_the_users(make_spec: MakeSpec, user_code: str) -> None:
+    spec = make_spec("python", factory=f"{user_code}:raises_silently")
+    with pytest.raises(ConfigError) as refusal:
+        spec.build()
+    said = "raised Silent: (its text cannot be had: ValueError)"
+    assert str(refusal.value) == f"model.factory: '{user_code}:raises_silently' {said}"
+    spec = make_spec("python", factory=f"{user_code}:draws_silently")
+    for draw in (spec.sample_batch, spec.empty_batch):
+        with pytest.raises(ConfigError) as refusal:
+            draw(2, np.random.default_rng(0))
+        assert str(refusal.value) == f"model.factory: its batch of 2 {said}"
 
 
 def test_a_module_that_trains_in_evaluation_is_said(make_spec: MakeSpec, user_code: str) -> None:

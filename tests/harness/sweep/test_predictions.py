@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
@@ -23,12 +24,24 @@ from tests.harness.predict.predicted import hardware, memory, predicted
 _LINE = "model=mlp data=synthetic batch_size={}"
 
 
+class _SilentError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+class _Raising(nn.Module):
+    def forward(self) -> None:
+        raise _SilentError
+
+
 def _predict(experiment: Experiment, **_options: object) -> Record:
     """Refuse one batch size, fail at another, die at a third."""
     if experiment.batch_size == 3:
         raise ConfigError("model", "no")
     if experiment.batch_size == 5:
         raise ZeroDivisionError("our fault")
+    if experiment.batch_size == 6:
+        _Raising()()
     if experiment.batch_size == 7:
         os.kill(os.getpid(), signal.SIGKILL)
     return predicted(experiment, experiment.batch_size << 30)
@@ -51,6 +64,15 @@ def asked(*sizes: int, field: str | None = None) -> list[Question]:
         )
         for size in sizes
     ]
+
+
+def test_what_a_users_model_raises_is_no_defect_of_ours() -> None:
+    (answer,) = answers(asked(6))
+    assert type(answer.refusal) is ConfigError
+    assert str(answer.refusal).startswith(
+        "model: raises when its step is predicted, on tensors without data: _SilentError: (its text cannot "
+        "be had: ValueError) (test_predictions.py, line "
+    )
 
 
 @pytest.mark.parametrize("processes", [1, 2])
