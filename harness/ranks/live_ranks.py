@@ -6,8 +6,10 @@ afterwards.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from harness.ranks.forkserver import ForkServer, ForkServerError
 from harness.ranks.node_report import NO_RESULT, Death, Halt
 from harness.ranks.rank_report import RankReport, log_path, read_reports
 from harness.ranks.start import STACK_SIGNAL, RankStart
+from harness.records.files import shorten
 
 Watch = Callable[[Mapping[int, RankReport]], None]
 HaltCheck = Callable[[], Halt | None]
@@ -27,6 +30,7 @@ _LATE_S = 2.0
 _TERMINATE_S = 1.0
 _KILL_S = 5.0
 _STACK_BYTES = 64 * 1024
+_MOST_OF_A_LOG = 64 * 2**20
 _SENT_TO_ALL = (-signal.SIGTERM, -signal.SIGUSR2)
 _FROM_OUTSIDE = ("terminated", "time_limit")
 
@@ -53,6 +57,7 @@ class LiveRanks:
         self._trial_dir = trial_dir
         self._world_size = world_size
         self._live: dict[int, int] = {}  # process id -> rank
+        self._left_out: Counter[int] = Counter()  # bytes of the log by rank
 
     def start(self, starts: Sequence[RankStart]) -> None:
         """Start the ranks."""
@@ -84,6 +89,8 @@ class LiveRanks:
     def _attend(self, timeout_s: float) -> None:
         """Wait for a death; after the first without a result, end the other ranks."""
         death = self._await_death(timeout_s)
+        for rank in self._live.values():
+            self._shorten_log(rank)
         if death is not None and not self._has_result(death.rank):
             self._await_all(_GRACE_S)
             self._end()
@@ -148,7 +155,21 @@ class LiveRanks:
             message=died.message,
         )
         self.deaths.append(death)
+        self._shorten_log(death.rank)
         return death
+
+    def _shorten_log(self, rank: int) -> None:
+        """Keep head and tail of a log that has grown too long, and say in it what is left out."""
+        path, before = log_path(self._trial_dir, rank), self._left_out[rank]
+
+        def note(cut: int) -> str:
+            limit = f"a log has at most {_MOST_OF_A_LOG >> 20} MiB"
+            return f"\n[acbench: {limit}; {before + cut:,} bytes left out]\n"
+
+        with contextlib.suppress(OSError):  # it is gone, or the disk is full
+            self._left_out[rank] += shorten(
+                path, most_bytes=_MOST_OF_A_LOG, note=note, within=self._trial_dir.parent
+            )
 
 
 def late_halt(halt: HaltCheck) -> Halt | None:

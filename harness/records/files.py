@@ -20,7 +20,7 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -111,6 +111,38 @@ def new_file(path: Path, *, within: Path | None = None, mode: int = OWN) -> IO[b
             with suppress(FileExistsError):
                 return _new(path.name, folder, mode)
     raise FileExistsError(errno.EEXIST, "somebody else makes files of this name", str(path))
+
+
+def shorten(path: Path, *, most_bytes: int, note: Callable[[int], str], within: Path | None = None) -> int:
+    """Cut the middle out of a log that has grown too long, while others append to it; return what was cut.
+
+    The first and the last quarter of `most_bytes` stay. What is written at this moment may be lost.
+
+    Args:
+        path: a file of this user that `new_file` has made; nothing happens to any other.
+        most_bytes: size up to which it is left alone.
+        note: returns what is written in place of so many bytes.
+        within: as of `write_atomically`.
+
+    Raises:
+        OSError: it cannot be opened or written.
+    """
+    kept = most_bytes // 4
+    flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with _opened(path.parent, within) as folder, _named(path):
+        descriptor = os.open(path.name, flags, dir_fd=folder)
+        try:
+            found = os.fstat(descriptor)
+            is_ours = stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid == os.geteuid()
+            if not is_ours or found.st_size <= most_bytes:
+                return 0
+            cut = found.st_size - 2 * kept
+            tail = os.pread(descriptor, kept, kept + cut)
+            os.ftruncate(descriptor, kept)
+            os.write(descriptor, note(cut).encode() + tail)
+        finally:
+            os.close(descriptor)
+    return cut
 
 
 def make_folder(path: Path, *, within: Path | None = None, mode: int = _MODE_OF_FOLDERS) -> Path:

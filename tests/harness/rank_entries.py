@@ -89,6 +89,15 @@ def process(_payload: Any, _context: RankContext) -> dict[str, Any]:
     return {"pid": os.getpid(), "cores": sorted(os.sched_getaffinity(0))}
 
 
+def prints(count: int, context: RankContext) -> dict[str, Any]:
+    """Print so many MiB, and something before and after."""
+    sys.stdout.write(f"begin {context.rank}\n")
+    for _ in range(count):
+        os.write(1, b"." * 2**20)
+    sys.stdout.write("the end\n")
+    return {}
+
+
 def late_hang(_payload: Any, context: RankContext) -> dict[str, Any]:
     """Rank 0 writes its heartbeat long before rank 1 does, then waits for rank 1, which sleeps."""
     _note_process(context)

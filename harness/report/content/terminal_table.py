@@ -135,7 +135,7 @@ def _fitting(content: Sheet, limit: int | None) -> int:
 
 def _visible(text: str) -> str:
     """Return what somebody has named or said without what steers a terminal."""
-    return printable(text).replace("\r", " ")
+    return " ".join(printable(text).split("\n"))
 
 
 def _filled(content: Sheet) -> Sheet:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from harness.report.facts.number_words import printable
+from harness.report.facts.number_words import escaped, printable
 
 ExperimentFields = Mapping[str, Any]
 
@@ -74,16 +74,17 @@ def variant_name(experiment: ExperimentFields) -> str:
 
 def point_label(experiment: ExperimentFields) -> str:
     """Return `variant on mesh, model`: what a trial is called, whatever else the sweep holds."""
-    return (
-        f"{variant_name(experiment)} on {group_name(experiment, 'mesh')}, {group_name(experiment, 'model')}"
-    )
+    words = variant_name(experiment), group_name(experiment, "mesh"), group_name(experiment, "model")
+    variant, mesh, model = map(escaped, words)
+    return f"{variant} on {mesh}, {model}"
 
 
 def point_labels(experiments: Sequence[ExperimentFields]) -> list[str]:
     """Return `variant on mesh, model` with the options that differ, one label a trial, for progress."""
     named = zip(labels(experiments), experiments, strict=True)
     return [
-        f"{label.variant} on {label.mesh}, {group_name(experiment, 'model')}" for label, experiment in named
+        escaped(f"{label.variant} on {label.mesh}, {group_name(experiment, 'model')}")
+        for label, experiment in named
     ]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_SPACES = "\t\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}\N{IDEOGRAPHIC SPACE}"
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _FLOP_UNITS = ("", "k", "M", "G", "T", "P")
 _SHORTEST_S = 0.9995  # rounds to 1 s, and as 1e+03 ms would not be read
@@ -30,11 +31,21 @@ class NumberUnit(StrEnum):
 
 
 def printable(text: str) -> str:
-    """Return `text` without colours of terminals, and with other characters that nobody sees as escapes."""
-    shown = _COLOURS.sub("", text)
+    """Return `text` without colours of terminals, and with other characters that nobody sees as escapes.
+
+    Its lines stay: a carriage return, as progress bars write it, ends one.
+    """
+    lines = _COLOURS.sub("", text).replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return "\n".join(map(escaped, lines))
+
+
+def escaped(text: str) -> str:
+    r"""Return `text` on one line, with characters that nobody sees, or that move others, as `\x1b`."""
+    if text.isprintable():
+        return text
     return "".join(
-        each if each.isprintable() or each.isspace() else each.encode("unicode_escape").decode()
-        for each in shown
+        each if each.isprintable() or each in _SPACES else each.encode("unicode_escape").decode()
+        for each in text
     )
 
 

@@ -18,8 +18,10 @@ from harness.records.store import Store, Unreadable, parsed, trial_id
 from harness.report.facts.document import LinePart, Number, Statement, TrialName
 from harness.report.facts.fields_read import as_read
 from harness.report.facts.labels import Label, group_name, labels, mesh_sizes, variant_name
+from harness.report.facts.number_words import escaped
 from harness.report.facts.pooled_baseline import pooled_step_times
 from harness.report.facts.quantities import RATIO, STEP_TIME, Quantity
+from harness.report.facts.shown_record import shown
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -230,7 +232,7 @@ def sweep_of(
     """Return `records` as a sweep: by model and mesh, in each the plain model first, then by name."""
     entries = tuple(sorted(named(records, number=number), key=_place))
     return SweepRecords(
-        name=name,
+        name=escaped(name),
         entries=entries,
         families=tuple(sorted({entry.family for entry in entries})),
         waiting=tuple(waiting),
@@ -241,6 +243,7 @@ def sweep_of(
 
 def named(records: Sequence[Record], *, number: int = 0) -> list[Entry]:
     """Return `records`, in their order, with what tells them apart; `number` is that of their sweep."""
+    records = [shown(record) for record in records]
     experiments = as_read(records)
     models = [group_name(experiment, "model") for experiment in experiments]
     differ = len(set(models)) > 1

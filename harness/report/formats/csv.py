@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,8 @@ from harness.records.record import Record
 from harness.report.facts.commands import command
 from harness.report.facts.flat_record import flat_config, flat_summary
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA = re.compile(r"[\t\r]|\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
+"""How text begins that a spreadsheet runs: some skip white space, some take full-width signs for signs."""
 
 
 def to_csv(records: Sequence[Record]) -> str:
@@ -37,4 +39,4 @@ def to_csv(records: Sequence[Record]) -> str:
 def _cell(value: Any) -> Any:
     if isinstance(value, dict | list | tuple | bool):
         return json.dumps(value)
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value

@@ -43,7 +43,12 @@ def library() -> str:
 
 def to_svg(specification: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     """Return the figure of a Vega-Lite specification, with its data, as SVG."""
-    svg: str = _converter().vegalite_to_svg(specification, config=config)
+    try:
+        svg: str = _converter().vegalite_to_svg(specification, config=config)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of the Rust below, and no Exception
+            raise
+        raise ValueError(f"cannot be drawn: {error}") from error
     return svg
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from harness.ranks import live_ranks
 from harness.ranks.agent import Agent, sigterm_exits
 from harness.ranks.culprit import Outcome
 from harness.ranks.forkserver import ForkServer, ForkServerError, server_environment
@@ -211,6 +213,15 @@ def test_all_output_goes_to_the_log(agent: Agent, tmp_path: Path, capfd: pytest.
     agent.run(_job(tmp_path, "talk"))
     assert (tmp_path / "rank0.log").read_text("utf-8") == "from Python\nfrom C\nfrom stderr"
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_log_has_a_limit(agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_ranks, "_MOST_OF_A_LOG", 4 * 2**20)
+    assert agent.run(_job(tmp_path, "prints", 12)).status == "ok"
+    log = (tmp_path / "rank0.log").read_text()
+    assert len(log) <= 4 * 2**20
+    assert (log.startswith("begin 0\n"), log.endswith("the end\n")) == (True, True)
+    assert re.search(r"\n\[acbench: a log has at most 4 MiB; [\d,]+ bytes left out\]\n", log)
 
 
 def test_the_traceback_stands_in_log_and_report(agent: Agent, tmp_path: Path) -> None:

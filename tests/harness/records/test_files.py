@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from harness.records.files import (
     read_text,
     remove,
     require_writable,
+    shorten,
     write_atomically,
     write_once,
 )
@@ -178,6 +180,34 @@ def test_the_first_writer_decides(tmp_path: Path) -> None:
     for text in ("first", "second"):
         write_once(tmp_path / "rate", text)
     assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("rate", "first")]
+
+
+def _cut(count: int) -> str:
+    return f"[{count}]"
+
+
+def test_the_middle_of_a_log_is_cut_out_while_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.log"
+    with new_file(path) as log:
+        log.write(b"head" + b"." * 92 + b"tail")
+        log.flush()
+        assert shorten(path, most_bytes=100, note=_cut) == 0
+        log.write(b"!")
+        log.flush()
+        assert shorten(path, most_bytes=100, note=_cut) == 51
+        log.write(b" and on")
+    assert path.read_text() == "head" + "." * 21 + "[51]" + "." * 20 + "tail! and on"
+
+
+def test_no_file_of_others_is_cut(tmp_path: Path, victim: Path) -> None:
+    """Neither through a link nor by another name."""
+    for make in (os.link, os.symlink):
+        path = tmp_path / make.__name__
+        make(victim, path)
+        with contextlib.suppress(OSError):
+            assert shorten(path, most_bytes=4, note=_cut) == 0
+        path.unlink()
+    assert _is_as_it_was(victim)
 
 
 def test_somebody_who_fills_the_name_again_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,7 +116,13 @@ def test_markdown_shows_code_as_it_is(text: str, expected: str) -> None:
     assert in_markdown((CodeText(text=text),)) == expected
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(1)", "\t=1", "\r=1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("=1+1", "+1", "-1", "@SUM(1)", "\t=1", "\r=1", "\n=1+1", " =1", "\u2028=1"),
+        *("\uff1d1+1", "\uff0b1", "\uff0d1", "\uff20SUM(1)"),
+    ],
+)
 def test_a_spreadsheet_runs_no_message(text: str) -> None:
     (row,) = csv.DictReader(io.StringIO(to_csv([failed(message=text, kind="-Error")]), newline=""))
     assert (row["error_message"], row["error_kind"]) == (f"'{text}", "'-Error")

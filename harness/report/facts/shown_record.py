@@ -1,0 +1,42 @@
+"""Records as people may see them: characters that nobody sees, or that move others, are escapes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from harness.records.fields import decode
+from harness.records.record import Failure, Record, validate
+from harness.report.facts.number_words import escaped, printable
+
+_ESCAPE = re.compile(r"\\[abfnrtvxuU0-9]")
+
+
+def shown(record: Record) -> Record:
+    r"""Return `record` with NUL, ESC, U+2028, directions of writing and their like as `\x00`.
+
+    Names are one line; what an error says keeps its lines.
+    """
+    if not _ESCAPE.search(repr(record)):  # hardly any has one, and this is much faster than to look
+        return record
+    found = validate(_escaped(record.to_dict()))
+    if record.error is None:
+        return found
+    return replace(found, error=_printable(record.error))
+
+
+def _printable(error: Failure) -> Failure:
+    words = {name: printable(word) for name, word in asdict(error).items() if isinstance(word, str)}
+    return decode(Failure, {**asdict(error), **words}, "error")
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, str):
+        return escaped(value)
+    if isinstance(value, Mapping):
+        return {escaped(key): _escaped(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_escaped(item) for item in value]
+    return value
