@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # four on two cores, because tests of Slurm and of deadlines wait for most of their time
 PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
-BENCHES := exactness toy nested nested_models parity_matrix prediction prediction_speed step_times budget probes \
+BENCHES := exactness files toy nested nested_models parity_matrix prediction prediction_speed step_times budget probes \
 	sharding chunking chunk_points detection rewind point_overhead instrumentation planning reports answers trial_cost tree
 SLURM_BENCHES := packing survival scale faults
 GPU_WHEELS := antlr4-python3-runtime|hydra-core|omegaconf|submitit

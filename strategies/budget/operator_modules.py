@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from strategies.base import RunnableStep
 from strategies.budget.block_tape import Address
@@ -18,7 +19,7 @@ from strategies.budget.operator_facts import facts_of, fake_mode, is_numbered
 from strategies.estimate.flops import flops_of
 from strategies.estimate.operator_mode import OperatorMode
 from strategies.estimate.tensors import tensors_in
-from strategies.written.heavy_operators import HeavyOperator
+from strategies.written.heavy_operators import UNKNOWN_BYTES, HeavyOperator
 from strategies.written.runtime.kept_results import Rules
 
 
@@ -127,7 +128,7 @@ class _Follower(OperatorMode):
                 new_bytes += dense.untyped_storage().nbytes()
         if rule is not None:
             self._named.add(("", rule))
-            self._inside.heavy[number] = rule, flops_of(func, args, kwargs, result), new_bytes
+            self._inside.heavy[number] = rule, *_cost(func, args, kwargs, result, new_bytes)
         return result
 
     def _enter(self, fqn: str, name: str, _module: nn.Module, _args: Any) -> None:
@@ -162,6 +163,16 @@ class _Follower(OperatorMode):
         """Return what makes the storages of the tensors in `values`, of those that the block makes."""
         storages = [_key(dense) for dense in map(dense_of, tensors_in(values)) if dense is not None]
         return {self._made[key][1] for key in storages if key in self._made}
+
+
+def _cost(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, result_bytes: Any
+) -> tuple[int, int]:
+    """Return FLOPs and bytes of results of an operator; nothing and `UNKNOWN_BYTES` where data decides."""
+    try:
+        return flops_of(func, args, kwargs, result), int(result_bytes)
+    except GuardOnDataDependentSymNode:  # as of experts
+        return 0, UNKNOWN_BYTES
 
 
 def _same(saved: Tensor) -> Tensor:

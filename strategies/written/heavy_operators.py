@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from strategies.written.file_text import BlockRules
 
+UNKNOWN_BYTES = 1 << 60
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeavyOperator:
@@ -16,8 +18,9 @@ class HeavyOperator:
         fqn: the block.
         rule: `module:family[#n]`, its name inside the block.
         number: its number among the operators of the block that plans count.
-        flops: what it costs to run it again.
-        result_bytes: bytes of the storages that it makes, which stay if its results are kept.
+        flops: what it costs to run it again; 0 where data decides.
+        result_bytes: bytes of the storages that it makes, which stay if its results are kept; `UNKNOWN_BYTES`
+            where data decides, so that no number of bytes holds them.
         runs_again: whether a recomputation of the whole block gets as far as it; it ends where all is made
             that backward reads.
         is_written: whether a later operator writes to its results in place, so that they cannot be kept.

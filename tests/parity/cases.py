@@ -116,7 +116,7 @@ def experiment(
 ) -> Experiment:
     """Return one case; `options` are the AC variant's, `sharding` and `chunk_options` those of the others."""
     options = {**_ASKED.get(variant, {}), **(options or {})}
-    layers = {} if variant == "none" or "module_classes" in options else {"layers_fqn": "layers"}
+    layers = {} if variant in {"none", "file"} or "module_classes" in options else {"layers_fqn": "layers"}
     return Experiment(
         model=replace({**MODELS, **OF_SAMPLES}[model], dropout=dropout),
         mesh=mesh or Mesh(),

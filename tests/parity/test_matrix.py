@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle, product
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from harness.experiment.experiment import Experiment
 from harness.experiment.mesh import Mesh
 from strategies import eager_variants
+from strategies.ac.selective_op import SelectiveOp
 from tests.covering import marked, matrix
 from tests.parity import cases
 from tests.rank_pool import RankPool
@@ -119,6 +122,21 @@ _MESH_OF_OPTION = [*zip(_OPTIONS, cycle(_TWO_RANKS), strict=False)]
 def test_every_option_is_bitwise_neutral(pool2: RankPool, option: str, mesh: str) -> None:
     variant, options = _OPTIONS[option]
     case = _case(variant=variant, options=options, mesh=cases.MESHES[mesh], dropout=0.1)
+    assert pool2.run(cases.prove, case) == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh"), [("gpt", "ddp2"), ("llama", "shard2"), ("moe", "tp2"), ("gpt", "tp2")]
+)
+def test_a_written_file_is_bitwise_neutral(pool2: RankPool, tmp_path: Path, model: str, mesh: str) -> None:
+    with torch.random.fork_rng():
+        plain = cases.MODELS[model].build()
+    text = SelectiveOp(layers_fqn="layers").view("file", plain, (torch.zeros(4, 16, dtype=torch.int64),))
+    path = tmp_path / "apply_ac.py"
+    path.write_text(text, encoding="utf-8")
+    case = _case(
+        model=model, variant="file", options={"path": str(path)}, mesh=cases.MESHES[mesh], dropout=0.1
+    )
     assert pool2.run(cases.prove, case) == [[], []]
 
 
