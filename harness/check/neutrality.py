@@ -291,7 +291,7 @@ class _Check:
         with doubled.watched():
             report = instrument(trainee, batch.to(device), seed=seed)
         observed = Observed(**asdict(subject.observe()))
-        act = Act(saved_bytes=report.memory.saved_bytes, work=report.work, observation=observed)
+        act = Act(memory=report.memory, work=report.work, observation=observed)
         return _Measured(report=report, calls=report.work.calls, act=act, notes=doubled.notes)
 
     def _acts_otherwise(self) -> bool:

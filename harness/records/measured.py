@@ -88,6 +88,7 @@ class MemoryNumbers:
         optimizer_bytes: storages of the optimizer's state at the end of the step.
         host_peak_bytes: highest total of storages off the device; on CPU, of what a strategy declares host
             memory.
+        random_state_bytes: those of `saved_bytes` that are states of random generators.
         allocator: numbers of the allocator for the same step; `None` where it has none.
     """
 
@@ -100,6 +101,7 @@ class MemoryNumbers:
     gradient_bytes: int
     optimizer_bytes: int
     host_peak_bytes: int = 0
+    random_state_bytes: int = 0
     allocator: Allocator | None = None
 
 

@@ -36,6 +36,7 @@ _WORK_TOTALS = (
     "causal_attention_flops",
 )
 _TWIN_TOTALS = _WORK_TOTALS[:4]
+_TWIN_BYTES = ("saved_bytes", "peak_bytes", "random_state_bytes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,10 +48,11 @@ class RankMemory(MemoryNumbers):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaselineMemory:
-    """The twin's bytes, maximum over ranks."""
+    """The twin's bytes, maximum over ranks, as of `MemoryNumbers`."""
 
     saved_bytes: int
     peak_bytes: int
+    random_state_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -299,7 +301,7 @@ def _baselines(ranks: Sequence[RankResult], *, is_plain: bool) -> Sequence[Measu
 
 def _baseline_memory(twins: Sequence[MeasuredBaseline]) -> BaselineMemory | None:
     memories = [twin.memory for twin in twins]
-    return BaselineMemory(**_maxima(memories, ("saved_bytes", "peak_bytes"))) if twins else None
+    return BaselineMemory(**_maxima(memories, _TWIN_BYTES)) if twins else None
 
 
 def _baseline_work(twins: Sequence[MeasuredBaseline]) -> BaselineWork | None:

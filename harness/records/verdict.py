@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from harness.records.merge_ranks import Memory, Work
 from harness.records.parity_result import Parity
@@ -48,7 +49,8 @@ def verdict(
             repeats itself; it outranks everything, a wrong result is no result.
         `unverified`: the plain model was seen not to repeat itself, there was nothing to compare with, or
             what was compared proves nothing; the first outranks `inert`, which chance may make of it.
-        `inert`: the strategy is enabled and did nothing that it promises, whatever the random numbers.
+        `inert`: the strategy is enabled and did nothing that it promises, whatever the random numbers: it
+            freed nothing, neither of the saved bytes nor of the peak.
         `neutral`: equal in all parts.
     """
     seen = _different(parity, probed)
@@ -87,10 +89,42 @@ def inert_because(memory: Memory, work: Work) -> str | None:
     """Say why an enabled strategy counts as having done nothing; `None` when it did something."""
     if work.acted_otherwise:
         return None
-    moved = work.recomputed_ops or work.offloaded_bytes or work.chunks
-    saves = memory.baseline is None or memory.saved_bytes < memory.baseline.saved_bytes
-    reason = idle_because(named=work.named, never_fired=work.never_fired, has_acted=bool(moved) or saves)
+    reason = idle_because(
+        named=work.named,
+        never_fired=work.never_fired,
+        has_acted=bool(work.recomputed_ops or work.offloaded_bytes or work.chunks),
+        freed_nothing=None if memory.baseline is None else freed_nothing(memory, memory.baseline),
+    )
     return None if reason is None else f"{reason}{_uncalled(work)}"
+
+
+class Held(Protocol):
+    """The bytes of a step, as of `MemoryNumbers`."""
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that forward left for backward."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes at one time."""
+
+    @property
+    def random_state_bytes(self) -> int:
+        """Bytes of stashed states of random generators."""
+
+
+def freed_nothing(variant: Held, twin: Held) -> str | None:
+    """Say that neither saved bytes nor peak of a variant are below its twin's; `None` where one is.
+
+    Stashed states of random generators are no part of the saved bytes here: each region has one, of 5,056
+    bytes on a CPU, whatever the size of the model.
+    """
+    one, other = (each.saved_bytes - each.random_state_bytes for each in (variant, twin))
+    if one < other or variant.peak_bytes < twin.peak_bytes:
+        return None
+    saved = f"{variant.saved_bytes:,} saved bytes, {twin.saved_bytes:,} without it"
+    return f"frees nothing: {saved}; peak {variant.peak_bytes:,} bytes, {twin.peak_bytes:,} without it"
 
 
 def _uncalled(work: Work) -> str:
@@ -103,13 +137,18 @@ def _uncalled(work: Work) -> str:
     return f": forward does not call {names[0]!r}{more}; name modules that it calls by {options}"
 
 
-def idle_because(*, named: Iterable[str], never_fired: Iterable[str], has_acted: bool) -> str | None:
+def idle_because(
+    *, named: Iterable[str], never_fired: Iterable[str], has_acted: bool, freed_nothing: str | None
+) -> str | None:
     """Say why an enabled strategy has done nothing in one step; `None` when it did something.
 
     Args:
         named, never_fired: operators that it names, and those of them that never fired.
-        has_acted: it saved bytes, recomputed, offloaded or chunked.
+        has_acted: it recomputed, offloaded or chunked.
+        freed_nothing: says so where it has freed no byte of its twin's.
     """
     if set(named) and set(named) <= set(never_fired):
         return "none of the operators it names ever fired"
-    return None if has_acted else "no byte saved, and nothing recomputed, offloaded or chunked"
+    if freed_nothing is None or has_acted:
+        return freed_nothing
+    return "no byte saved, and nothing recomputed, offloaded or chunked"

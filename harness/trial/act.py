@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from harness.records.measured import MeasuredWork
-from harness.records.verdict import idle_because
+from harness.records.measured import MeasuredMemory, MeasuredWork
+from harness.records.verdict import freed_nothing, idle_because
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,12 +14,12 @@ class Act:
     """What one instrumented step of a model did of what strategies promise.
 
     Fields:
-        saved_bytes: bytes that forward left for backward.
+        memory: its bytes.
         work: the work, with all that the model recomputes.
         observation: what the strategies themselves counted.
     """
 
-    saved_bytes: int
+    memory: MeasuredMemory
     work: MeasuredWork
     observation: Any
 
@@ -27,6 +27,10 @@ class Act:
         """Say whether the strategy did nothing beyond what its `twin` did in the same step."""
         seen = self.observation
         moved = self.work.beyond(twin.work).recomputed_ops or seen.offloaded_bytes or seen.chunks
-        saves = self.saved_bytes < twin.saved_bytes
-        why = idle_because(named=seen.named, never_fired=seen.never_fired, has_acted=bool(moved) or saves)
+        why = idle_because(
+            named=seen.named,
+            never_fired=seen.never_fired,
+            has_acted=bool(moved),
+            freed_nothing=freed_nothing(self.memory, twin.memory),
+        )
         return why is not None and seen.unneeded is None

@@ -24,7 +24,7 @@ from harness.measure.step import allocator_truth, instrument
 from harness.models.base import Batch
 from harness.ranks.entry import RankContext
 from harness.records.fields import encode
-from harness.records.measured import MeasuredWork, Observed
+from harness.records.measured import MeasuredMemory, MeasuredWork, Observed
 from harness.records.parity_result import Parity
 from harness.records.probed import Probed
 from harness.trial.act import Act
@@ -204,16 +204,14 @@ def _other_acts(bench: _Bench, experiment: Experiment) -> list[Act]:
     for seed in _OTHER_SEEDS:
         batch = bench.batch(UNMEASURED_STEPS)
         report = instrument(trainee, batch, seed=seed)
-        acts.append(
-            Act(saved_bytes=report.memory.saved_bytes, work=report.work, observation=trainee.observe())
-        )
+        acts.append(Act(memory=report.memory, work=report.work, observation=trainee.observe()))
     _release(trainee)
     return acts
 
 
 def _act(measured: dict[str, Any]) -> Act:
     return Act(
-        saved_bytes=measured["memory"]["saved_bytes"],
+        memory=MeasuredMemory(**measured["memory"]),
         work=MeasuredWork(**measured["work"]),
         observation=Observed(**measured["observation"]),
     )

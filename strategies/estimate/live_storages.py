@@ -31,6 +31,8 @@ _aten = torch.ops.aten
 _GRADIENT_MAKERS = frozenset({_aten.detach.default, _aten.clone.default, _aten.empty_strided.default})
 # backward nodes whose formula reads the promoted number that forward has saved, and promotes none
 _NUMBER_READERS = frozenset({"MulBackward0", "DivBackward0"})
+RANDOM_STATE = "torch.get_rng_state"
+"""What makes the state of a random generator, as the ledger names it."""
 
 
 class WorkspaceProbe(Protocol):
@@ -235,7 +237,7 @@ class LiveStorages(OperatorMode):
         @functools.wraps(original)
         def get_rng_state(*args: Any, **kwargs: Any) -> Tensor:
             state = original(*args, **kwargs)
-            self._enter_result(state, "torch.get_rng_state")
+            self._enter_result(state, RANDOM_STATE)
             return state
 
         return get_rng_state

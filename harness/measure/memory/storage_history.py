@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from harness.records.measured import PEAK_PARTS, MeasuredMemory, Moment, SavedTensor
+from strategies.estimate.live_storages import RANDOM_STATE
 
 LARGEST_SAVED = 20
 MOST_MOMENTS = 200
@@ -103,6 +104,7 @@ class StorageHistory:
             gradient_bytes=self.gradient_bytes,
             optimizer_bytes=self.optimizer_bytes,
             host_peak_bytes=host_peak.nbytes,
+            random_state_bytes=sum(tensor.bytes for tensor in self.saved if tensor.op == RANDOM_STATE),
             largest_saved=tuple(sorted(self.saved, key=_largest_first)[:LARGEST_SAVED]),
             saved_by_module=dict(by_module),
             timeline=_timeline(start_bytes, on_device),

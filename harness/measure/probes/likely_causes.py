@@ -455,14 +455,22 @@ _UNAPPLIED = LikelyCause(
     advice="check what the variant changes of the model that is called",
     fits=lambda seen: seen.part == "inert",
 )
+_OUTWEIGHED = LikelyCause(
+    numbers=(),
+    title="regions that keep as much as their modules do: inputs, random states, what is named",
+    advice="checkpoint larger parts, or modules that hold more inside than they are given",
+    fits=lambda seen: seen.part == "inert",
+)
 
 
 def cause_of_inert(reason: str) -> LikelyCause:
-    """Return what a variant that does nothing looks like.
+    """Return what a variant that does nothing, or frees nothing, looks like.
 
     Args:
         reason: why it counts as having done nothing.
     """
+    if reason.startswith("frees nothing"):
+        return _OUTWEIGHED
     return _UNMATCHED if "ever fired" in reason else _UNAPPLIED
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import nn
 
 from strategies.ac.selective_op import SelectiveOp
@@ -11,8 +14,13 @@ from tests.gallery.parts import Blocks, Dense, rows
 FACTS = Control(like=31, why="The group matmul has addmm.")
 
 
+class Longer(Dense):
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x).sin().tanh()
+
+
 def make() -> nn.Module:
-    return Blocks(Dense(), Dense())
+    return Blocks(Longer(), Longer())
 
 
 batch = rows()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -11,15 +13,20 @@ from tests.gallery.parts import Blocks, Dense, checkpointed, rows
 FACTS = Control(like=0, why="Non-reentrant regions can be differentiated again.")
 
 
+class Longer(Dense):
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x).sin().tanh()
+
+
 class Penalised(Blocks):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.clone().requires_grad_()
-        (slope,) = torch.autograd.grad(super().forward(x).sum(), x, create_graph=True)
-        return 0.01 * (slope.square().sum(1) - 1).square()
+    def forward(self, x: torch.Tensor) -> Any:
+        place = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(super().forward(place).sum(), place, create_graph=True)
+        return super().forward(x).mean() + 0.01 * (slope.square().sum(1) - 1).square()
 
 
 def make() -> nn.Module:
-    return Penalised(Dense(), Dense())
+    return Penalised(Longer(), Longer())
 
 
 batch = rows()

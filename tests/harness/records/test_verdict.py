@@ -8,7 +8,7 @@ from tests.harness.records_fixture import experiment, rank_result, record
 
 UNEQUAL = {"equal": False, "max_abs": 1.0, "max_rel": 1.0, "first_difference": None}
 IDLE = {"recomputed_ops": {}, "recomputed_flops": 0}
-SAME = {"saved_bytes": 12_582_912}  # as many as the twin
+SAME = {"saved_bytes": 12_582_912, "peak_bytes": 20_971_520}  # as many as the twin
 
 
 def result(**changes: dict[str, Any] | None) -> dict[str, Any]:
@@ -21,7 +21,13 @@ def result(**changes: dict[str, Any] | None) -> dict[str, Any]:
 NEUTRAL = [
     pytest.param("full", result(), id="everything is equal"),
     pytest.param("full", result(parity={"level": "tolerance"}), id="equal within a declared tolerance"),
-    pytest.param("full", result(memory=SAME), id="no byte saved, but recomputed"),
+    pytest.param("full", result(memory=SAME | {"saved_bytes": 12_582_911}), id="fewer bytes, no lower peak"),
+    pytest.param("full", result(memory=SAME | {"peak_bytes": 20_971_519}), id="a lower peak, no fewer bytes"),
+    pytest.param(
+        "full",
+        result(memory=SAME | {"saved_bytes": 12_587_967, "random_state_bytes": 5_056}),
+        id="fewer bytes but for a stashed random state",
+    ),
     pytest.param(
         "full",
         result(memory=SAME, work=IDLE | {"acted_otherwise": True}),
@@ -29,7 +35,9 @@ NEUTRAL = [
     ),
     pytest.param("full", result(work=IDLE), id="nothing recomputed, but bytes saved"),
     pytest.param(
-        "offload", result(memory=SAME, work=IDLE, observation={"offloaded_bytes": 1}), id="only offloaded"
+        "offload",
+        result(memory={"peak_bytes": 20_971_520}, work=IDLE, observation={"offloaded_bytes": 1}),
+        id="only offloaded",
     ),
     pytest.param("none", result(memory=SAME, work=IDLE), id="the plain trial promises nothing"),
     pytest.param(
@@ -55,9 +63,18 @@ CHAIN = [
     pytest.param({"gradients": UNEQUAL}, "differs", id="the twin repeats the variant's error"),
 ]
 INERT = [
+    pytest.param("full", result(memory=SAME), id="recomputed, and no byte freed"),
+    pytest.param(
+        "full", result(memory=SAME | {"saved_bytes": 12_582_913}), id="recomputed, and more bytes saved"
+    ),
+    pytest.param(
+        "offload", result(memory=SAME, observation={"offloaded_bytes": 1}), id="offloaded for nothing"
+    ),
     pytest.param("full", result(memory=SAME, work=IDLE), id="as many bytes, nothing recomputed"),
     pytest.param(
-        "full", result(memory={"saved_bytes": 12_582_913}, work=IDLE), id="more bytes, nothing recomputed"
+        "full",
+        result(memory=SAME | {"saved_bytes": 12_582_913}, work=IDLE),
+        id="more bytes, nothing recomputed",
     ),
     pytest.param(
         "selective_op",
@@ -115,6 +132,14 @@ def test_an_inert_trial_names_blocks_that_forward_does_not_call(calls: dict[str,
     assert found.reason == f"no byte saved, and nothing recomputed, offloaded or chunked{named}{remedy}"
 
 
+def test_what_frees_nothing_says_its_bytes_and_the_plain_models() -> None:
+    found = record(experiment("full"), result(memory=SAME | {"saved_bytes": 12_582_913}))
+    assert found.reason == (
+        "frees nothing: 12,582,913 saved bytes, 12,582,912 without it; "
+        "peak 20,971,520 bytes, 20,971,520 without it"
+    )
+
+
 @pytest.mark.parametrize(("ac", "measured"), UNVERIFIED)
 def test_unverified(ac: str, measured: dict[str, Any]) -> None:
     assert record(experiment(ac), measured).verdict == "unverified"
@@ -151,7 +176,8 @@ def test_a_plain_model_that_does_not_repeat_itself_outranks_inert(part: str, wor
 def test_chunking_alone_can_be_inert() -> None:
     resolved = experiment("none", chunk={"name": "budget"})
     assert record(resolved, result(memory=SAME, work=IDLE)).verdict == "inert"
-    assert record(resolved, result(memory=SAME, work=IDLE, observation={"chunks": 4})).verdict == "neutral"
+    assert record(resolved, result(work=IDLE, observation={"chunks": 4})).verdict == "neutral"
+    assert record(resolved, result(memory=SAME, work=IDLE, observation={"chunks": 4})).verdict == "inert"
 
 
 @pytest.mark.parametrize(("ac", "verdict"), SHARDED)

@@ -109,14 +109,14 @@ RECORD_KEYS = {
     "parity.gradients": {"equal", "max_abs", "max_rel", "first_difference"},
     "memory": {
         "saved_bytes", "peak_bytes", "activation_peak_bytes", "peak_phase", "peak_module", "parameter_bytes",
-        "gradient_bytes", "optimizer_bytes", "host_peak_bytes", "by_rank", "allocator", "largest_saved",
-        "saved_by_module", "peak_parts", "timeline", "predicted_peak_bytes", "baseline",
+        "gradient_bytes", "optimizer_bytes", "host_peak_bytes", "random_state_bytes", "by_rank", "allocator",
+        "largest_saved", "saved_by_module", "peak_parts", "timeline", "predicted_peak_bytes", "baseline",
     },
     "memory.allocator": {
         "source", "peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "workspace_bytes",
         "backend_bytes",
     },
-    "memory.baseline": {"saved_bytes", "peak_bytes"},
+    "memory.baseline": {"saved_bytes", "peak_bytes", "random_state_bytes"},
     "work": {
         "forward_flops", "backward_flops", "recomputed_flops", "recomputed_ops", "named", "never_fired",
         "acted_otherwise", "compiled_graphs", "graph_breaks",
@@ -166,7 +166,7 @@ def test_a_record_says_what_ran_and_where(trial: Trial) -> None:
         ("ac=offload", "neutral"),
         (DROPOUT, "neutral"),
         ("ac=full mesh=shard2", "neutral"),
-        (f"{USER}:regression ac=full", "neutral"),
+        (f"{USER}:regression ac=full", "inert"),  # its blocks keep what a region would: it frees nothing
         (f"{USER}:regression model.layers_fqn=''", "neutral"),
         (f"{USER}:reads_values ac=full protocol.timed_pairs=2", "neutral"),
         (f"{USER}:draws_weights_elsewhere ac=full", "neutral"),
