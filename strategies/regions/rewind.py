@@ -42,7 +42,10 @@ from strategies.estimate.anatomy import (
 from strategies.estimate.outer_state import OuterState
 from strategies.regions.blocks import plain_class
 from strategies.regions.number_generators import DrawnState, NumberGenerators
-from strategies.regions.versions import Version, version_of
+from strategies.regions.versions import PLAIN, Version, alias_of_plain, version_of
+
+LEFT = "acbench_not_rewound"
+"""Attribute of a module or its class: names of attributes and buffers that it keeps for its recomputation."""
 
 SMALL_BYTES = 2**16
 """Tensors of at most so many bytes are copied whether they change or not."""
@@ -83,15 +86,36 @@ class Kept(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Copied:
-    """A tensor and a copy of its values."""
+    """A tensor and a copy of its values.
+
+    Fields:
+        tensor: it, which code may give other memory, or another size.
+        copy: its values.
+        memory: another tensor on the memory that it had.
+        place: where it is, for messages.
+    """
 
     tensor: Tensor
     copy: Tensor
+    memory: Tensor
+    place: str
+
+    @classmethod
+    def of(cls, tensor: Tensor, place: str) -> _Copied:
+        memory = alias_of_plain(tensor) if type(tensor) in PLAIN else tensor.detach()
+        return cls(tensor, tensor.detach().clone(), memory, place)
 
     def is_current(self) -> bool:
         return self.tensor.device.type == "cpu" and _equal(self.tensor, self.copy)  # others would wait
 
     def put(self) -> None:
+        """Raise where a tensor of a type of its own has another size."""
+        if self.tensor.shape != self.memory.shape:
+            if type(self.tensor) not in PLAIN:
+                sizes = f"{list(self.memory.shape)} in forward and is of {list(self.tensor.shape)} now"
+                problem = f"{self.place!r}, a {type(self.tensor).__name__}, was of {sizes}"
+                raise RuntimeError(f"ac.rewind: {problem}; assign a new tensor instead of another size")
+            self.tensor.data = self.memory
         # a write that autograd does not see: what it saved of the tensor has its value again when it is read
         with torch.no_grad(), _unsafe_preserve_version_counter((self.tensor,)):
             self.tensor.copy_(self.copy)
@@ -106,7 +130,12 @@ class _Watched:
 
     tensor: Tensor
     version: Version
+    address: tuple[int, torch.Size]
     place: str
+
+    @classmethod
+    def of(cls, tensor: Tensor, place: str) -> _Watched:
+        return cls(tensor, version_of(tensor), _address(tensor), place)
 
     def is_current(self) -> bool:
         return not self.has_changed()
@@ -121,7 +150,7 @@ class _Watched:
             )
 
     def has_changed(self) -> bool:
-        return self.version.is_past()
+        return self.version.is_past() or _address(self.tensor) != self.address
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +189,12 @@ class _Attributes:
 
     entries: dict[str, Any]
     values: dict[str, Any]
+    left: frozenset[str]
 
     @classmethod
-    def of(cls, module: nn.Module) -> _Attributes:
+    def of(cls, module: nn.Module, left: frozenset[str]) -> _Attributes:
         attributes = vars(module)
-        return cls(attributes, _not_intercepted(attributes.copy()))
+        return cls(attributes, _not_intercepted(attributes.copy()), left)
 
     def is_current(self) -> bool:
         now = self.entries
@@ -173,7 +203,7 @@ class _Attributes:
         return _are_same(now, self.values)
 
     def put(self) -> None:
-        names, own = _own(self.entries), _own(self.values)
+        names, own = _own(self.entries, self.left), _own(self.values, self.left)
         if list(names) != list(own):
             for name in names:
                 del self.entries[name]
@@ -252,6 +282,7 @@ class RewoundCall:
 
         Raises:
             RuntimeError: a large tensor changed that never did before.
+            StrategyError: the block raises with the state that forward found.
         """
         then = self._then
         assert then is not None
@@ -262,6 +293,16 @@ class RewoundCall:
             then.put()
         try:
             yield
+        except (LookupError, AttributeError, TypeError, ArithmeticError) as error:
+            if now is then:
+                raise
+            name = plain_class(self._module).__name__
+            problem = f"the recomputation of a {name} raises {type(error).__name__} ({error})"
+            raise StrategyError(
+                "ac.rewind",
+                f"{problem}, and its forward did not; it finds the state that forward found: a module that "
+                f"keeps something for its recomputation has to name it, {LEFT} = ('splits',)",
+            ) from error
         finally:
             now.put()
 
@@ -425,12 +466,20 @@ class _Keeper:
     def module(self, module: nn.Module, number: int) -> None:
         """Keep attributes and buffers of a module, without those of the modules in it."""
         attributes = vars(module)
-        self.kept.append(_Attributes.of(module))
+        left = frozenset(attributes.get(LEFT, getattr(type(module), LEFT, ())))
+        self.kept.append(_Attributes.of(module, left))
         if module._modules:  # noqa: SLF001 (with those that are None)
             self.kept.append(_Children(module._modules, module._modules.copy()))  # noqa: SLF001
         for name, value in attributes.items():
-            if type(value) not in _CONSTANT and name not in _NOT_READ and not is_lent(value):
+            if (
+                type(value) not in _CONSTANT
+                and name not in _NOT_READ
+                and name not in left
+                and not is_lent(value)
+            ):
                 self._keep(value, (number, name), DEEPEST)
+        if left:
+            self._seen.update(id(tensor) for name, tensor in module._buffers.items() if name in left)  # noqa: SLF001
         if module._buffers:  # noqa: SLF001 (with the names that hold None)
             self._keep(module._buffers, (number, ""), DEEPEST + 1)  # noqa: SLF001
 
@@ -459,9 +508,9 @@ class _Keeper:
         is_small = tensor.numel() * tensor.element_size() <= SMALL_BYTES
         kept: _Copied | _Watched
         if is_small or place in self._rewind.changing or not self._rewind.is_learned:
-            kept = _Copied(tensor, tensor.detach().clone())
+            kept = _Copied.of(tensor, place[1])
         else:
-            kept = _Watched(tensor, version_of(tensor), place[1])
+            kept = _Watched.of(tensor, place[1])
         self.kept.append(kept)
         if not is_small:
             self.large[place] = kept
@@ -522,9 +571,13 @@ def _not_intercepted(attributes: dict[str, Any]) -> dict[str, Any]:
     return attributes
 
 
-def _own(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a module's own attributes."""
-    return {name: value for name, value in attributes.items() if name not in _NOT_READ and not is_lent(value)}
+def _own(attributes: Mapping[str, Any], left: frozenset[str]) -> dict[str, Any]:
+    """Return a module's own attributes without those that are left alone."""
+    return {
+        name: value
+        for name, value in attributes.items()
+        if name not in _NOT_READ and name not in left and not is_lent(value)
+    }
 
 
 def _is_used_up(held: Any, depth: int = 3) -> bool:
@@ -563,6 +616,12 @@ def _are_constant(kind: HoldingKind, content: Any) -> bool:
     """Say whether nothing of what a long container holds can change, faster than by a look at each part."""
     parts = content.values() if kind.form in ("mapping", "callable") else content
     return kind.form in ("sequence", "mapping", "set") and _CONSTANT.issuperset(map(type, parts))
+
+
+def _address(tensor: Tensor) -> tuple[int, torch.Size]:
+    """Return where a tensor lies, which `.data` and `set_` change with no version; and its size."""
+    is_real = type(tensor) in PLAIN and not tensor.is_meta
+    return (tensor.data_ptr() if is_real else 0), tensor.shape
 
 
 def _equal(tensor: Tensor, copy: Tensor) -> bool:

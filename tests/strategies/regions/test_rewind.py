@@ -31,6 +31,7 @@ from strategies.ac.base import Recomputing
 from strategies.ac.full import Full
 from strategies.ac.nested import Nested
 from strategies.ac.selective_op import SelectiveOp
+from strategies.base import StrategyError
 from strategies.estimate.anatomy import attributes, kind_of
 from strategies.regions import rewind
 from strategies.regions.rewind import SMALL_BYTES
@@ -414,3 +415,92 @@ def test_nothing_leaks() -> None:
         assert graph() is None
     finally:
         gc.enable()
+
+
+def _grown(cache: Tensor, calls: int) -> Tensor:
+    return torch.cat([cache, torch.full((3,), 2.0 + calls)])
+
+
+def _resized(block: Any, size: int) -> None:
+    before = len(block.cache)
+    block.cache.resize_(size)[before:] = 2.0 + block.calls
+
+
+SIZES: dict[str, Callable[[Any], object]] = {
+    "grows with other memory": lambda m: setattr(m.cache, "data", _grown(m.cache, m.calls)),
+    "grows where it is": lambda m: _resized(m, len(m.cache) + 3),
+    "is set to another": lambda m: m.cache.set_(_grown(m.cache, m.calls)),
+    "shrinks": lambda m: _resized(m, len(m.cache) - 1),
+    "is another tensor": lambda m: setattr(m, "cache", _grown(m.cache, m.calls)),
+    "has other memory of one size": lambda m: setattr(m.cache, "data", m.cache * 2),
+}
+
+
+class _Resizing(Plain):
+    def __init__(self, resize: Callable[[Any], object], size: int) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.ones(size))
+        self.cache: Tensor
+        self.calls, self.resize = 0, resize
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        y = super().forward(x) * self.cache.mean()
+        self.resize(self)
+        return y
+
+
+@pytest.mark.parametrize("size", [8, _LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("resize", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("make", [_VARIANTS["full"], _VARIANTS["reentrant"], _VARIANTS["nested"]])
+def test_a_buffer_that_later(make: Any, resize: Callable[[Any], object], size: int) -> None:
+    plain = Stack([Plain(), _Resizing(resize, size), Plain()])
+    model = make(layers_fqn="blocks", rewind=True).apply(copy.deepcopy(plain))
+    for _ in range(_STEPS):
+        gradients = []
+        for each in (plain, model):
+            each.zero_grad()
+            each(torch.ones(2, WIDTH)).square().sum().backward()
+            gradients.append([*(p.grad for p in each.parameters()), *each.buffers()])
+        assert all(map(torch.equal, *gradients))
+
+
+class _Dispatching(Plain):
+    """Counts rows for each expert once, and keeps the counts for its recomputation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.splits: list[int] = []
+        self.counted = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch._C._current_graph_task_id() == -1:
+            self.counted += 1
+            self.splits.append(self.counted)
+            return super().forward(x * self.counted)
+        return super().forward(x * self.splits[-1])
+
+
+class _NamesSplits(_Dispatching):
+    acbench_not_rewound = ("splits",)
+
+
+def _dispatched(block: Plain, make: Any) -> list[Tensor | None]:
+    torch.manual_seed(0)
+    plain = Stack([Plain(), block, Plain()])
+    model = plain if make is None else make(layers_fqn="blocks", rewind=True).apply(plain)
+    model(torch.ones(2, WIDTH)).square().sum().backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("make", [_VARIANTS["full"], _VARIANTS["selective_op"], _VARIANTS["nested"]])
+def test_what_a_module_keeps_for_its_recomputation_stays_if_it_is_named(make: Any) -> None:
+    with pytest.raises(StrategyError) as error:
+        _dispatched(_Dispatching(), make)
+    assert str(error.value) == (
+        "ac.rewind: the recomputation of a _Dispatching raises IndexError (list index out of range), and "
+        "its forward did not; it finds the state that forward found: a module that keeps something for its "
+        "recomputation has to name it, acbench_not_rewound = ('splits',)"
+    )
+    found, expected = _dispatched(_NamesSplits(), make), _dispatched(_NamesSplits(), None)
+    assert all(map(torch.equal, found, expected))  # type: ignore[arg-type]
