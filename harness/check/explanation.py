@@ -10,7 +10,13 @@ from harness.check.not_neutral import Neutrality
 from harness.check.remedies import Remedy, remedies_of, train_mode
 from harness.check.workshop import Workshop
 from harness.measure.probes.changed_since import StateChange
-from harness.measure.probes.likely_causes import LikelyCause, cause_of_inert, evidence_of, likely_cause
+from harness.measure.probes.likely_causes import (
+    IN_EVAL_MODE,
+    LikelyCause,
+    cause_of_inert,
+    evidence_of,
+    likely_cause,
+)
 from harness.measure.probes.probing import Probing
 from harness.measure.probes.recomputed_values import RecomputedValues
 from strategies import Strategy
@@ -105,12 +111,10 @@ class Explanation:
         if any(note.startswith(OWN_CHECKPOINTING) for note in found.notes):
             return replace(found, cause=OWN_CHECKPOINTING, perhaps="leave one of the two out")
         plain = self.workshop.plain()
-        resting = [name for name, module in plain.named_modules() if not module.training]
-        if resting and self.workshop.is_alone:
-            remedy = train_mode(self.workshop)
-            if self._helps(remedy, 1):
-                cause = f"{resting[0]!r} is in eval mode" if plain.training else "the model is in eval mode"
-                return replace(found, cause=cause, remedy=f"with {remedy.words} it is neutral")
+        is_resting = any(not module.training for module in plain.modules())
+        remedy = train_mode(self.workshop)
+        if is_resting and self.workshop.is_alone and self._helps(remedy, 1):
+            return replace(found, cause=str(IN_EVAL_MODE), remedy=f"with {remedy.words} it is neutral")
         is_unnamed = "ever fired" not in (found.reason or "")
         if isinstance(self.workshop.variant, Strategy) and is_unnamed:
             return found  # ours do not look at flags and modes

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch import nn
-
 from harness.check.workshop import Workshop, blocks_of
 from harness.measure.probes.checkpoint_calls import (
     Change,
@@ -152,6 +150,7 @@ def _layers_fqn(workshop: Workshop) -> str | None:
     named = getattr(workshop.variant, "layers_fqn", None)
     if isinstance(workshop.variant, Strategy) and named:
         return str(named)
-    blocks: dict[str, nn.Module] = blocks_of(workshop.plain())
+    plain = workshop.plain()
+    blocks = blocks_of(plain) or blocks_of(plain, fewest=1, trained=False)
     holder, _, _ = next(iter(blocks), "").rpartition(".")
     return holder or None

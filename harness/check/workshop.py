@@ -125,7 +125,8 @@ class Workshop:
             ConfigError: it makes no modules, nothing to train, one module for all calls, or other weights at
                 each call.
         """
-        self.begin_anew()
+        if not keep:  # a quick check leaves garbage to Python
+            self.begin_anew()
         self._compiled.clear()
         one = self._made()
         self._outer.append(OuterState(one))
@@ -294,12 +295,22 @@ def _positions(model: nn.Module, keywords: Mapping[str, Any]) -> tuple[Any, ...]
         return ()
 
 
-def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the children of the first container with several that train."""
+def blocks_of(model: nn.Module, *, fewest: int = 2, trained: bool = True) -> dict[str, nn.Module]:
+    """Return the children of the first container with several that train.
+
+    Args:
+        model: the model.
+        fewest: children with weights that the container has at least.
+        trained: only weights that are trained count.
+    """
     for fqn, module in model.named_modules():
         children = {f"{fqn}.{name}" if fqn else name: child for name, child in module.named_children()}
-        trained = [each for each in children.values() if any(p.requires_grad for p in each.parameters())]
-        if is_container(module) and len(trained) > 1:
+        weighted = [
+            each
+            for each in children.values()
+            if any(p.requires_grad or not trained for p in each.parameters())
+        ]
+        if is_container(module) and len(weighted) >= fewest:
             return children
     return {}
 
@@ -325,6 +336,6 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
     local, second = (each.to_local() if hasattr(each, "to_local") else each.detach() for each in (one, other))
     if local.is_meta or local.shape != second.shape or local.dtype != second.dtype:
         return bool(local.shape == second.shape and local.dtype == second.dtype)
-    return bool(
+    return torch.equal(local, second) or bool(
         torch.equal(local.isnan(), second.isnan()) and torch.equal(local.nan_to_num(), second.nan_to_num())
     )

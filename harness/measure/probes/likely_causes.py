@@ -121,7 +121,7 @@ CAUSES = (
         fits=lambda seen: "backward an extra time" in seen.actual,
     ),
     LikelyCause(
-        numbers=(),
+        numbers=(45,),
         title="forward changes an argument, and the recomputation finds it changed",
         advice="change a copy of it inside of the region, or take out before it what the region reads",
         fits=lambda seen: (
@@ -461,6 +461,15 @@ _OUTWEIGHED = LikelyCause(
     advice="checkpoint larger parts, or modules that hold more inside than they are given",
     fits=lambda seen: seen.part == "inert",
 )
+
+
+IN_EVAL_MODE = LikelyCause(
+    numbers=(33, 63),
+    title="the model is in eval mode, in which the variant does nothing",
+    advice="call train()",
+    fits=lambda seen: seen.part == "inert",
+)
+"""A model that is given in this mode, and a variant that does something in the other."""
 
 
 def cause_of_inert(reason: str) -> LikelyCause:

@@ -107,8 +107,8 @@ def _read(kind: str) -> dict[str, object]:
         ({"recomputed_ops": (), "functions": ("Fused",)}, "the variant computes by an autograd function"),
         ({"actual": "a tensor that was already unpacked once"}, "backward of a custom function asks"),
         ({"actual": "Trying to backward an extra time"}, "the graph is walked more than once"),
-        (_read("argument"), "forward changes an argument"),
-        ({"part": "recomputation", **_changed("argument")}, "forward changes an argument"),
+        (_read("argument"), "gallery 45: forward changes an argument"),
+        ({"part": "recomputation", **_changed("argument")}, "gallery 45: forward changes an argument"),
     ],
 )
 def test_likely_cause(seen: dict[str, object], begin: str) -> None:
