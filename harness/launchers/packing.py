@@ -162,6 +162,7 @@ class Packer:
     _started: int = 0
     _fruitless: dict[Shape, int] = field(default_factory=dict)
     _resume_s: float = 0.0
+    _is_ending: bool = False
 
     def __post_init__(self) -> None:
         # the largest first: small lanes fill what they leave
@@ -182,7 +183,7 @@ class Packer:
             self._running.remove(running)
             self.pool.give(running.slice_)
             self._record_end(running)
-        if self._stop_file.exists():
+        if self._is_ending or self._stop_file.exists():
             self._waiting.clear()
         is_told = time.monotonic() < self._resume_s
         for shape in list(self._waiting) if not is_told else ():
@@ -201,6 +202,13 @@ class Packer:
                 where = ", ".join(attempt.hosts)
                 message = f"a node of job {attempt.job} failed ({where})"
                 self._record_lost(task, attempt.lane, "NODE_FAIL", message)
+
+    def end_soon(self) -> None:
+        """Start no more lanes, and blame none: the whole allocation is being ended from outside.
+
+        Whoever follows its job knows why: it was cancelled, or preempted.
+        """
+        self._is_ending = True
 
     def stop(self) -> None:
         """Let the lanes end after their running trials."""
@@ -262,18 +270,19 @@ class Packer:
             self._end_of_time()
         elif code in {TERMINATED_STATUS, -signal.SIGTERM}:
             self._resume_s = time.monotonic() + _TOLD_S
-        elif code != 0:
+        elif code != 0 and not self._is_ending:
             self._record_failure(running, left, "while the trial ran")
             if row >= _FRUITLESS and not any(each.shape == running.shape for each in self._running):
                 self._record_failure(running, self._untaken(running.shape), "before the trial began")
         self._fruitless[running.shape] = row
-        if running.shape not in self._waiting and code != TIME_LIMIT_STATUS:
+        if running.shape not in self._waiting and code != TIME_LIMIT_STATUS and not self._is_ending:
             self._waiting.append(running.shape)
 
     def _record_failure(self, running: _Running, tasks: Sequence[Task], when: str) -> None:
         """Write that a lane failed into the records of these trials."""
         code, name = running.process.returncode, running.spec.name
-        where = f"on {', '.join(running.slice_.hosts)}; see lane-{name}.log"
+        log = running.spec.folder / f"lane-{name}.log"
+        where = f"on {', '.join(running.slice_.hosts)}{f'; see {log.name}' if log.exists() else ''}"
         for task in tasks:
             self._record_lost(task, name, _kind(code), f"the lane {_in_words(code)} {when}, {where}")
 

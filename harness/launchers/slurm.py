@@ -154,7 +154,8 @@ class OnSlurm(slurm.JobOptions, ABC):
                 submission = new_submission(self.launcher, now())
                 free, new, unusable = claim_free(sweep, submission, tasks)
                 if free:
-                    new += self._hand_over(sweep, submission, free, refusals)
+                    with _released_unless_submitted(sweep.store, submission, free):
+                        new += self._hand_over(sweep, submission, free, refusals)
             if refusals and not new and not flights:
                 raise refusals[0][1]
         found = unusable + [
@@ -308,6 +309,19 @@ def _reachable() -> Iterator[None]:
         yield
     except slurm.SlurmUnreachableError as error:
         raise ConfigError("hydra/launcher", f"Slurm does not answer: {error}") from error
+
+
+@contextmanager
+def _released_unless_submitted(store: Store, submission: Submission, tasks: Sequence[Task]) -> Iterator[None]:
+    """End the claims on trials that no job carries where their submission fails: nobody will run them."""
+    try:
+        yield
+    except Exception:
+        known = read_submission(store, submission.id) or submission
+        for task in tasks:
+            if task.trial_id not in known.jobs:
+                release(store, task.trial_id, submission.id)
+        raise
 
 
 def stop(store: Store, flights: Sequence[InFlight], mine: Collection[str]) -> None:

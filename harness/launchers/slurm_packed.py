@@ -271,8 +271,9 @@ def run_packer(folder: str) -> None:
     load = pickle.loads(read_private(Path(folder) / _LOAD))  # noqa: S301 (nobody else can have written it)
     assert isinstance(load, _Load)
     sys.path[:] = load.sys_path
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the lanes are told too, and end; then so does this
     with load.packer() as packer:
+        # the lanes are told too, and end; then so does this
+        signal.signal(signal.SIGTERM, lambda _number, _frame: packer.end_soon())
         packer.record_earlier_deaths()
         while not packer.advance():
             time.sleep(_TICK_S)

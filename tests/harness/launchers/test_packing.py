@@ -113,6 +113,7 @@ class _Lanes:
     def start(self, spec: LaneSpec, slice_: Slice) -> subprocess.Popen[bytes]:
         process = _Process()
         self.started.append((spec, slice_, process))
+        (spec.folder / f"lane-{spec.name}.log").touch()
         return cast("subprocess.Popen[bytes]", process)
 
     def packer(
@@ -242,6 +243,32 @@ def test_lanes_that_cannot_begin_are_not_started_for_ever(lanes: _Lanes) -> None
     message = "the lane ended with status 1 before the trial began, on alpha; see lane-0-2.log"
     assert lanes.errors(work) == {each.trial_id: ("lost", "exit 1", message) for each in work}
     assert len(lanes.started) == 3
+
+
+def test_no_lane_is_blamed_where_the_allocation_is_ended_from_outside(lanes: _Lanes) -> None:
+    """Each trial was said to have failed in a lane whose log did not exist."""
+    work = tasks(8)
+    packer = lanes.packer(work, most=2)
+    packer.advance()
+    lanes.begin(0, "0-0")
+    packer.end_soon()
+    lanes.end(0, TERMINATED_STATUS)
+    assert not packer.advance()
+    lanes.end(1, 1)
+    assert packer.advance()
+    assert (len(lanes.started), lanes.errors(work)) == (2, {})
+
+
+def test_a_log_that_is_not_there_is_not_named(lanes: _Lanes) -> None:
+    work = tasks(1)
+    packer = lanes.packer(work, most=1)
+    packer.advance()
+    lanes.begin(0, "0-0")
+    next(lanes.store.root.rglob("lane-0-0.log")).unlink()
+    lanes.end(0, 1)
+    packer.advance()
+    ((_, _, message),) = lanes.errors(work).values()
+    assert message == "the lane ended with status 1 while the trial ran, on alpha"
 
 
 def test_a_lane_that_began_a_trial_ends_a_row_of_those_that_could_not(lanes: _Lanes) -> None:

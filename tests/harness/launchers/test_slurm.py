@@ -252,6 +252,24 @@ def test_what_sbatch_refuses_altogether_is_refused(cluster: _Cluster, sweep: Swe
     assert claimant(sweep.store, task().trial_id) is None
 
 
+def test_what_a_silent_controller_did_not_take_is_nobodys(
+    cluster: _Cluster, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claims without a job made points count as run elsewhere; a job that was taken keeps its trial."""
+    work = [task(0), task(1, "mesh=ddp2")]
+
+    def submit(calls: Sequence[Any], request: object, folder: Path) -> list[str]:
+        if cluster.submitted:
+            raise SlurmUnreachableError("sbatch: no answer")
+        return cluster.submit(calls, request, folder)
+
+    monkeypatch.setattr(slurm_submit, "submit", submit)
+    with pytest.raises(ConfigError) as caught:
+        Slurm().dispatch(sweep, work, [])
+    assert str(caught.value) == "hydra/launcher: Slurm does not answer: sbatch: no answer"
+    assert [claimant(sweep.store, each.trial_id) is None for each in work] == [False, True]
+
+
 def test_what_has_ended_since_is_collected(cluster: _Cluster, sweep: Sweep) -> None:
     work = tasks(2)
     jobs = {each.trial_id: f"7_{index}" for index, each in enumerate(work)}
