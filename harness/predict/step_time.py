@@ -25,6 +25,8 @@ _ATTENTION = "_scaled_dot_product"
 _FUNCTIONS = frozenset({"erf", "gelu", "gelu_backward", "tanh"})
 """Pointwise operators that a CPU computes more slowly than it moves their bytes."""
 
+_PARTS = {"complex64": "float32", "complex128": "float64"}
+"""Dtype of the real numbers that complex ones are computed with."""
 _ITEM_BYTES = {"float64": 8, "bfloat16": 2, "float16": 2}
 _SENT_TWICE = ("all_reduce",)
 
@@ -70,7 +72,7 @@ def _phase_s(trace: Trace, phase: str, hardware: Hardware) -> float:
 
 def _operator_s(call: OperatorCall, computes_in: str, hardware: Hardware) -> float:
     """Return the seconds of an operator, by FLOPs, bytes, or evaluated functions."""
-    machine = hardware.machine(call.dtype if call.flops else computes_in)
+    machine = hardware.machine(_PARTS.get(call.dtype, call.dtype) if call.flops else computes_in)
     operator = call.name.split(".")[1] if call.name.startswith("aten.") else ""
     flops = call.flops / (hardware.attention_share if operator.startswith(_ATTENTION) else 1)
     rows = min(call.outer_sizes, default=0)

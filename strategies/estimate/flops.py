@@ -1,12 +1,18 @@
 """Floating-point operations of operators: torch's formulas and those it lacks.
 
 A multiplication and an addition are two FLOPs. Attention counts the whole S x S square, causal or not.
+
+An operator of torch that neither multiplies matrices nor convolves, recurs, transforms, factorises or solves
+has none: its work is bounded by the bytes that it reads and writes, which a machine's seconds count. An
+operator that does, by its name, and has no formula is *uncounted*. So is each operator that is not torch's:
+nobody knows what it does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from math import prod
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -15,12 +21,29 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
+from strategies.estimate.flop_formulas import FORMULAS, sparse_flops
+
 
 def flops_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
     """Return the FLOPs of one call; 0 without formula: elementwise operators, copies, reductions."""
-    packet = getattr(func, "_overloadpacket", func)
-    formula = _CPU_ATTENTION.get(packet) or flop_registry.get(_IN_PLACE.get(packet, packet))
-    return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
+    found = _product_with_sparse(func, args, kwargs)
+    if found is not None:
+        return found
+    formula = _formula_of(func)
+    return 0 if formula is None else int(formula(args, kwargs, result))
+
+
+def is_uncounted(func: Any, args: Sequence[Any] = ()) -> bool:
+    """Whether an operator computes more than its bytes tell, and there is no formula for it.
+
+    Args:
+        func: the operator.
+        args: its positional operands: of two sparse matrices the product depends on their data.
+    """
+    places = _SPARSE_FACTORS.get(_name_of(func).removesuffix("_"))
+    if places is not None:
+        return len(args) > max(places) and all(_is_sparse(args[place]) for place in places)
+    return _has_no_formula(func)
 
 
 def called(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
@@ -51,33 +74,103 @@ def is_causal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return given.get("is_causal") is True
 
 
-def _cpu_attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
-    """Q·Kᵀ and P·V. Shapes: query (B, H, S, D), key (B, Hkv, T, D), value (B, Hkv, T, Dv)."""
-    return _scores(query, key) + _scores(query, key) // query.shape[-1] * value.shape[-1]
+@cache
+def _formula_of(func: Any) -> Callable[[tuple[Any, ...], dict[str, Any], Any], Any] | None:
+    """Return the formula of an operator, from its operands as they are given; `None` where it has none."""
+    packet = getattr(func, "_overloadpacket", func)
+    of_torch = flop_registry.get(packet) or flop_registry.get(_out_of_place(func))
+    name = _name_of(func)
+    own = FORMULAS.get(name) or FORMULAS.get(name.removesuffix("_"))
+    if own is not None:
+        names = [argument.name for argument in func._schema.arguments]  # noqa: SLF001 (torch has no public schema)
+        return lambda args, kwargs, result: own(dict(zip(names, args, strict=False)) | kwargs, result)
+    if of_torch is not None:
+        return lambda args, kwargs, result: of_torch(*args, **kwargs, out_val=result)
+    return None
 
 
-def _cpu_attention_backward(
-    _: Tensor, query: Tensor, key: Tensor, value: Tensor, *__: Any, **___: Any
-) -> int:
-    """Scores once more, dQ and dK over D; dP and dV over Dv: as torch counts the flash kernels of CUDA."""
-    return 3 * _scores(query, key) + 2 * (_scores(query, key) // query.shape[-1] * value.shape[-1])
+def _out_of_place(func: Any) -> Any:
+    """Return the operator that does the same out of place, whose formula torch has: `addmm` of `addmm_`."""
+    return getattr(torch.ops.aten, _name_of(func).removesuffix("_"), None)
 
 
-def _scores(query: Tensor, key: Tensor) -> int:
-    return 2 * prod(query.shape) * key.shape[-2]
+@cache
+def _has_no_formula(func: Any) -> bool:
+    if not isinstance(func, OpOverload):
+        return _name_of(func).startswith(_FOREIGN_KERNEL)
+    if func.is_view or _formula_of(func) is not None or not _gives_tensors(func):
+        return False
+    name = _name_of(func)
+    if func.namespace not in _KNOWN_NAMESPACES:
+        return True
+    return name not in _BOUNDED and any(map(_ARITHMETIC.fullmatch, name.strip("_").split("_")))
 
 
-_CPU_ATTENTION: Mapping[Any, Callable[..., int]] = MappingProxyType(
+def _gives_tensors(func: OpOverload) -> bool:
+    schema = func._schema  # noqa: SLF001 (as above)
+    written = (each for each in schema.arguments if each.alias_info is not None and each.alias_info.is_write)
+    return any("Tensor" in str(each.type) for each in (*schema.returns, *written))
+
+
+def _product_with_sparse(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
+    """Return the FLOPs of a product with one sparse matrix; `None` of every other call."""
+    places = _SPARSE_FACTORS.get(_name_of(func).removesuffix("_"))
+    if places is None or not any(map(_is_sparse, args)):
+        return None
+    names = [argument.name for argument in func._schema.arguments]  # noqa: SLF001 (as above)
+    given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    factors = [given[names[place]] for place in places]
+    return sparse_flops(*factors) or 0
+
+
+def _is_sparse(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout not in {torch.strided, torch.jagged}
+
+
+@cache
+def _name_of(func: Any) -> str:
+    """Return the name of an operator without namespace and overload."""
+    schema = getattr(func, "_schema", None)
+    return str(func) if schema is None else schema.name.rpartition("::")[2]
+
+
+_FOREIGN_KERNEL = "triton_kernel_wrapper"
+"""What the names of operators of higher order begin with that run a kernel of the user's."""
+
+_KNOWN_NAMESPACES = frozenset(
     {
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention,  # noqa: SLF001 (its only name)
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_attention_backward,  # noqa: SLF001 (its only name)
+        "aten", "prims", "prim", "rngprims", "inductor", "inductor_prims", "profiler", "debugprims",
+        "streams", "symm_mem", "fsdp", "c10d", "c10d_functional", "_c10d_functional", "_dtensor", "bucketing",
+        "_c10d_functional_autograd",
     }
-)
+)  # fmt: skip
+"""Namespaces whose operators say by their names what they compute."""
 
-_IN_PLACE: Mapping[Any, Any] = MappingProxyType(
-    {torch.ops.aten.addmm_: torch.ops.aten.addmm, torch.ops.aten.baddbmm_: torch.ops.aten.baddbmm}
+_ARITHMETIC = re.compile(
+    r"\w*mm|\w*mv|v?dot|matmul|linear|conv\w*(?<!convert)|rnn|lstm|gru|attention|fft|linalg|cholesky|solve|spsolve"
+    r"|lu|qr|geqrf|orgqr|ormqr|inverse|det|svd|eig\w*|lstsq|cdist|pdist|trilinear|sampler|sampled|transformer"
+    r"|combination|semi"
 )
-"""Products that add to an operand in place, for which torch has no formula: loops make gradients by them."""
+"""Words in the names of operators that multiply, factorise or transform."""
+
+_BOUNDED = frozenset(
+    {
+        "_thnn_fused_lstm_cell", "_thnn_fused_lstm_cell_backward_impl", "_thnn_fused_lstm_cell_backward",
+        "_thnn_fused_gru_cell", "_thnn_fused_gru_cell_backward", "_cudnn_rnn_flatten_weight", "lu_unpack",
+        "linalg_vector_norm", "linalg__powsum", "linalg_cross", "_linalg_check_errors", "linalg_diagonal",
+        "fft_fftfreq", "fft_rfftfreq", "mkldnn_reorder_conv2d_weight", "mkldnn_reorder_conv3d_weight",
+        "_to_sparse_semi_structured", "_sparse_semi_structured_tile", "_transform_bias_rescale_qkv",
+    }
+)  # fmt: skip
+"""Operators with such a word whose work is bounded by their bytes: gates, copies, norms, checks."""
+
+_SPARSE_FACTORS: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {
+        "mm": (0, 1), "mv": (0, 1), "bmm": (0, 1), "hspmm": (0, 1),
+        "addmm": (1, 2), "addmv": (1, 2), "sspaddmm": (1, 2), "_sparse_addmm": (1, 2),
+    }
+)  # fmt: skip
+"""Positions of the factors of products that take sparse matrices."""
 
 _ATTENTION_BACKWARD = frozenset(
     {
