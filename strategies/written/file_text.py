@@ -102,6 +102,7 @@ def _file(part: str, tables: Mapping[str, str], docstring: str, name: str) -> st
     head = f'"""{docstring.format(name=name)}\n"""\n\n{_imports(sources)}\n\n{table}\n'
     # what it says to the tools of this project is of no use elsewhere
     text = re.sub(r"  # (type|noqa)\b.*$", "", f"{head}\n\n{code}{_MAIN}", flags=re.MULTILINE)
+    text = re.sub(r"\n{3,}", "\n\n", text)
     compile(text, name, "exec", dont_inherit=True)
     return text
 

@@ -48,9 +48,7 @@ class Rules(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(
-        self, fqn: str, keep: frozenset[str], kept: dict[str, Any], named: set[Any], *, again: bool
-    ) -> None:
+    def __init__(self, fqn: str, keep: Any, kept: dict[str, Any], named: set[Any], *, again: bool) -> None:
         super().__init__()
         self.fqn, self.keep, self.kept, self.named, self.again = fqn, keep, kept, named, again
 
@@ -103,11 +101,10 @@ class Rules(TorchDispatchMode):
         result = op(*args, **kwargs)
         if not self.again and rule:
             self.named.add((self.fqn, rule))
-        if not self.again and rule in self.keep:
+        if not self.again and rule and rule in self.keep:
+            # what is kept counts the writes to the result
             with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
-                alias = tree_map_only(
-                    Tensor, Tensor.detach, result
-                )  # it counts writes together with the result
+                alias = tree_map_only(Tensor, Tensor.detach, result)
             tensors = [each for each in tree_leaves(alias) if isinstance(each, Tensor)]
             names = [each.name for each in op._schema.arguments] if hasattr(op, "_schema") else []
             draws = {**dict(zip(names, args, strict=False)), **kwargs}.get("dropout_p")
@@ -118,14 +115,11 @@ class Rules(TorchDispatchMode):
     def given_back(self, rule: str, name: str) -> Any:
         """Return what forward has kept, and let what draws next draw what it drew there."""
         kept_name, result, tensors, versions, state = self.kept.pop(rule)
+        where = f"{NAME}: {self.fqn} {rule} was"
         if name != kept_name:
-            raise RuntimeError(
-                f"{NAME}: {self.fqn} {rule} was {kept_name} in forward, and is {name} in backward"
-            )
+            raise RuntimeError(f"{where} {kept_name} in forward, and is {name} in backward")
         if versions != [each._version for each in tensors]:
-            raise RuntimeError(
-                f"{NAME}: {self.fqn} {rule} was written to in place afterwards; remove this rule"
-            )
+            raise RuntimeError(f"{where} written to in place afterwards; remove this rule")
         if state is not None:
             random_state(tensors[0].device, state)
         return result
@@ -142,10 +136,10 @@ def forward(block: nn.Module, fqn: str, keep: frozenset[str], *args: Any, **kwar
     def run(*given: Any) -> Any:  # torch looks for devices of random numbers among positions alone
         with ExitStack() as hooks:
             for name, module in [*block.named_modules()][1:]:
-                enter = module.register_forward_pre_hook(lambda *_, name=name: running.mode.enter(name))
-                leave = module.register_forward_hook(lambda *_: running.mode.stack.pop() and None)
-                hooks.callback(enter.remove)
-                hooks.callback(leave.remove)
+                entered = module.register_forward_pre_hook(lambda *_, n=name: running.mode.enter(n))
+                left = module.register_forward_hook(lambda *_: running.mode.stack.pop() and None)
+                hooks.callback(entered.remove)
+                hooks.callback(left.remove)
             return own(block, *given[:count], **dict(zip(kwargs, given[count:], strict=True)))
 
     modes = (Rules(fqn, keep, kept, named, again=False), Rules(fqn, keep, kept, named, again=True))
@@ -155,10 +149,10 @@ def forward(block: nn.Module, fqn: str, keep: frozenset[str], *args: Any, **kwar
 def report() -> None:
     """Warn, in the first backward, of rules that named nothing and of operators without a rule."""
     planned = {(fqn, rule) for blocks, keep, again in RULES for fqn in blocks for rule in keep + again}
-    for what, those in (
-        ("rules named nothing", planned - named),
-        ("operators have no rule", named - planned),
-    ):
+    for what, those in {
+        "rules named nothing": planned - named,
+        "operators have no rule": named - planned,
+    }.items():
         if those:
             first = ", ".join(f"{fqn} {rule}" for fqn, rule in sorted(those)[:5])
             warnings.warn(f"{NAME}: {len(those)} {what}, so bytes are not as planned: {first}", stacklevel=2)

@@ -38,7 +38,7 @@ def example(made: Any) -> tuple[nn.Module, Any, Callable[[Any], Any]]:
     if isinstance(made, nn.Module):  # from tokens to logits
         size = next(each.num_embeddings for each in made.modules() if isinstance(each, nn.Embedding))
         tokens = torch.randint(size, (2, 16))
-        return made, tokens, lambda out: nn.functional.cross_entropy(out.flatten(0, 1), tokens.flatten())
+        return made, tokens, lambda out: getattr(out, "logits", out).float().logsumexp(-1).mean()
     model, inputs, loss_fn = made
     if not callable(inputs):
         return model, inputs, loss_fn
@@ -64,24 +64,24 @@ def trained(make: Callable[[], Any], device: torch.device, *, plain: bool, autoc
     found |= {f"gradient of {name}": each.grad for name, each in model.named_parameters()}
     found |= {f"buffer {name}": each for name, each in model.named_buffers()}
     dense = {name: each.detach().cpu().to_dense() for name, each in found.items() if each is not None}
-    return {
-        name: each.reshape(-1).view(torch.uint8).numpy().tobytes() for name, each in dense.items()
-    }, waiting
+    return {name: bytes(each.reshape(-1).view(torch.uint8).numpy()) for name, each in dense.items()}, waiting
+
+
+def value(text: str) -> Any:
+    """Return an argument of the factory: a number, a list, True, None; else the text itself."""
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text
 
 
 def proof(factory: str, options: list[str]) -> tuple[bool, str]:
     """Return whether the file holds on the device at hand, for what a factory makes, and how it shows."""
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
     module, _, function = factory.partition(":")
-    given = dict(each.split("=", 1) for each in options if "=" in each)
-    values = {
-        name: ast.literal_eval(text) if text[:1] in "-0123456789[(TFN" else text
-        for name, text in given.items()
-    }
-
-    def run(*, plain: bool) -> Any:
-        make = partial(getattr(import_module(module), function), **values)
-        return trained(make, device, plain=plain, autocast="--autocast" in options)
+    given = {name: value(text) for name, text in (each.split("=", 1) for each in options if "=" in each)}
+    make = partial(getattr(import_module(module), function), **given)
+    run = partial(trained, make, device, autocast="--autocast" in options)
 
     (expected, before), (again, _) = run(plain=True), run(plain=True)
     if expected != again:
@@ -94,19 +94,16 @@ def proof(factory: str, options: list[str]) -> tuple[bool, str]:
     if differing:
         problems.append(f"{differing[0]} differs, as {len(differing)} of {len(expected)} do")
     if after >= before:
-        problems.append(f"{after} bytes wait for backward, and {before} without it")
-    proven = (
-        f"bits of {len(expected)} tensors are equal on {device}, {before} -> {after} bytes wait for backward"
-    )
+        problems.append(f"{after:,} bytes wait for backward, and {before:,} without it")
+    equal = f"{len(expected)} tensors are equal in all bits on {device}"
+    proven = f"{equal}, {before:,} -> {after:,} bytes wait for backward"
     return not problems, "; ".join(problems) or proven
 
 
 def main(*words: str) -> None:
     """Prove what the file does, and exit with 1 where it does not hold."""
-    if len(words) < 2 or words[0] != "--check":
-        sys.exit(
-            f"usage: python {Path(sys.argv[0]).name} --check module:function [name=value ...] [--autocast]"
-        )
+    if words[:1] != ("--check",) or ":" not in "".join(words[1:2]):
+        sys.exit(f"usage: python {NAME}.py --check module:function [name=value ...] [--autocast]")
     sys.path.insert(0, str(Path.cwd()))
     try:
         holds, how = proof(words[1], list(words[2:]))
