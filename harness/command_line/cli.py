@@ -62,7 +62,7 @@ from harness.sweep.launch import Result, Run, exit_code, run_sweep
 from harness.sweep.plan import finished_before
 from harness.sweep.planned import exit_code as exit_code_of_plan
 from harness.sweep.planned import planned, without_predicted_oom
-from harness.sweep.planning_log import planning_shown
+from harness.sweep.planning_log import planning_shown, told
 from harness.trial.preflight import Preflight
 from strategies import StrategyError
 
@@ -216,6 +216,7 @@ def point(
         resolved=resolved,
         experiment=experiment if refusal is None else None,
         refusal=refusal,
+        is_sound=experiment is not None,
         yaml=to_yaml(resolved),
         hardware=hardware_of(config),
     )
@@ -264,17 +265,35 @@ def _run_sweep(
     elsewhere = _elsewhere(chosen, agent)
     preflight = _preflight(chosen, launcher, elsewhere)
     here = None if _command.get().act == "predict" else launcher
-    swept = swept_variants(map(experiment_fields, configs))
-    points = [point(each, here, preflight, swept=swept, search=elsewhere.blocks) for each in configs]
+    swept = swept_variants(map(experiment_fields, told(configs, "reading", "points")))
+    points = [
+        point(each, here, preflight, swept=swept, search=elsewhere.blocks)
+        for each in told(configs, "checking", "points")
+    ]
     if not launcher.uses_agent:
         agent.close()
     hopeless = [each.refusal for each in points if isinstance(each.refusal, _HOPELESS)]
     if hopeless and len(hopeless) == len(points):
         raise hopeless[0]
+    if _command.get().act == "run":
+        _require_a_sound_point(points)
     _act(list(zip(points, map(hardware_of, configs), strict=True)), chosen, launcher, agent)
     result = _command.get().result
     found = {} if result is None else {record.trial_id: record for record in result.records}
     return [(each.trial_id, found.get(each.trial_id)) for each in points]
+
+
+def _require_a_sound_point(points: Sequence[Point]) -> None:
+    """Refuse a sweep whose points are no experiments, all for one reason, as a single one is refused.
+
+    Raises:
+        ConfigError: it is no experiment.
+        StrategyError: the same, by a strategy.
+    """
+    refusals = {str(each.refusal): each.refusal for each in points}
+    (refusal, *others) = refusals.values()
+    if refusal is not None and not others and not any(each.is_sound for each in points):
+        raise refusal
 
 
 def _run_single(config: DictConfig, hydra_config: HydraConf) -> None:
@@ -362,7 +381,7 @@ def _common_settings(configs: Sequence[DictConfig]) -> Settings:
     Raises:
         ConfigError: a setting was swept; the first such is named.
     """
-    distinct = list(dict.fromkeys(settings(config) for config in configs))
+    distinct = list(dict.fromkeys(settings(config) for config in told(configs, "comparing", "points")))
     if len(distinct) > 1:
         values = [asdict(each.run) | {"tracker": each.tracker.name} for each in distinct]
         name = next((name for name in values[0] if len({each[name] for each in values}) > 1), "tracker")

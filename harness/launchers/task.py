@@ -19,6 +19,7 @@ class Point:
         resolved: the experiment as JSON values.
         experiment: `None` when it was refused.
         refusal: why it was refused.
+        is_sound: whether its options make an experiment, which may be refused all the same.
         yaml: `resolved` for people.
         hardware: what the time of its step is predicted for; `None` predicts none.
     """
@@ -29,6 +30,7 @@ class Point:
     refusal: ValueError | None
     yaml: str
     hardware: Hardware | None = None
+    is_sound: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,8 @@ from __future__ import annotations
 import pickle
 import re
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import cache
 
 from hydra.core.config_loader import ConfigLoader
@@ -25,6 +26,10 @@ from omegaconf import DictConfig, open_dict
 _REPORTED = 50
 """Compositions by Hydra, some 4 s, between two lines of progress."""
 
+_MANY = 1000
+"""Points above which progress is told by the clock, `_PAUSE_S` apart."""
+
+_PAUSE_S = 2.0
 _PLAIN = (bool, int, float, str)
 
 
@@ -85,13 +90,29 @@ def compose_all(
             config[override.key_or_group] = override.value()
         return config
 
-    configs, reported = [], _REPORTED
+    is_due = _clock(len(points), lambda: pickled.cache_info().misses)
+    configs = []
     for lines in points:
         configs.append(point(lines))
-        if pickled.cache_info().misses >= reported:
-            reported += _REPORTED
+        if is_due():
             sys.stderr.write(f"acbench: composed {len(configs):,} of {len(points):,} points\n")
     return configs
+
+
+def _clock(count: int, composed: Callable[[], int]) -> Callable[[], bool]:
+    """Return a function that says whether progress is due: by compositions, and of many points by time."""
+    reported, due = 0, time.monotonic()
+    if count > _MANY:
+        sys.stderr.write(f"acbench: composing {count:,} points\n")
+
+    def is_due() -> bool:
+        nonlocal reported, due
+        if composed() < reported + _REPORTED and (count <= _MANY or time.monotonic() < due + _PAUSE_S):
+            return False
+        reported, due = composed(), time.monotonic()
+        return True
+
+    return is_due
 
 
 def _is_value(override: Override) -> bool:

@@ -98,7 +98,6 @@ EXAMINED_BY = {
     "harness/report/formats/markdown.py": "tests/harness/report/formats/test_kept_pages.py",
     "harness/report/wandb/runs.py": "tests/harness/report/wandb/test_publisher.py",
     "harness/sweep/question.py": "tests/harness/sweep/test_predictions.py",
-    "harness/sweep/planning_log.py": "tests/harness/command_line/test_cli.py",
     "harness/trial/batches.py": "tests/harness/trial/test_assemble.py",
     "harness/trial/parallel.py": "tests/harness/measure/parity/test_compare_ranks.py",
     "harness/trial/precision.py": "tests/harness/trial/test_plan_sharding.py",

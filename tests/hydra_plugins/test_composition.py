@@ -157,6 +157,19 @@ def test_a_long_composition_says_how_far_it_is(
     assert capsys.readouterr().err == "acbench: composed 3 of 4 points\n"
 
 
+def test_a_large_sweep_says_at_once_what_it_does(
+    loader: ConfigLoaderImpl,
+    master: DictConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(composition, "_MANY", 2)
+    monkeypatch.setattr(composition, "_PAUSE_S", 0.0)
+    compose_all(loader, master, [[f"seed={seed}"] for seed in range(3)])
+    said = ["composing 3 points", *(f"composed {count} of 3 points" for count in (1, 2, 3))]
+    assert capsys.readouterr().err.splitlines() == [f"acbench: {line}" for line in said]
+
+
 def _master(loader: ConfigLoaderImpl, *overrides: str) -> DictConfig:
     return loader.load_configuration("config", list(overrides), run_mode=RunMode.MULTIRUN)
 

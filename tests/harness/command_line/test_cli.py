@@ -164,6 +164,11 @@ def _files(folder: Path) -> list[str]:
             id="a file for a module",
         ),
         pytest.param(
+            ["-m", "ac=budget", "mesh=single,ddp2"],
+            "acbench: ac: give exactly one of ac.budget_gib, ac.fraction, ac.plan_file, got none of them\n",
+            id="a sweep of points that are no experiments",
+        ),
+        pytest.param(
             ["show=3"],
             "acbench: show: must be the name of a view or null, got 3\n",
             id="a number for a view",
