@@ -460,7 +460,9 @@ def _axes_of_groups(node: fx.Node, axis: Axis, shape: _Shape) -> tuple[Axes, Axe
     return (made.at(1)._replace(inner=source[1] // axis.size), *(made.at(0) for _ in others)), (made,)
 
 
-def _embedding(_: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
+def _embedding(node: fx.Node, shapes: Sequence[_Shape]) -> list[ChunkRule]:
+    if _given(node).get("sparse"):  # chunks of a sparse gradient cannot be put together
+        return []
     return [ChunkRule((dim,), (None, dim)) for dim in range(len(shapes[1]))]
 
 

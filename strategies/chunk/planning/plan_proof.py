@@ -13,16 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from strategies.base import LossInputs, PlannedStep
 from strategies.chunk.running.batch_loop import BatchLoop
 from strategies.chunk.running.chunked_forward import Loss, Scheduler, install, prove, uninstall
-from strategies.chunk.running.proof import Proofs, UnprovenError, has_values, without_hooks
+from strategies.chunk.running.proof import Proofs, UnprovenError, first_samples, has_values, without_hooks
 from strategies.regions.rewind import noted_state
-
-_SAMPLES = 2
-"""Samples of a proof: the fewest that are a batch. More would only repeat what these show."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +69,7 @@ class PlanProof:
         loop = None if batch is None else BatchLoop(length=batch)
         with _left_as_it_was(self.model), without_hooks(self.model, but=None):
             install(self.model, schedulers, opaque, loss=loss, batch=loop, proofs=proofs)
-            if not self._runs(_first(every, tensors), with_loss=loss is not None):
+            if not self._runs(first_samples(every), with_loss=loss is not None):
                 self._runs(every, with_loss=loss is not None)
         return proofs
 
@@ -92,17 +89,6 @@ class PlanProof:
         except Exception:  # noqa: BLE001 (what is no defect of the program is said at the call)
             return False
         return True
-
-
-def _first(every: Any, tensors: list[Tensor]) -> Any:
-    """Return the first samples of inputs whose first dimension is that of the first one."""
-    sizes = [each.size(0) for each in tensors if each.dim()]
-    if not sizes or sizes[0] <= _SAMPLES:
-        return every
-    cut = {
-        id(each): each.narrow(0, 0, _SAMPLES) for each in tensors if each.dim() and each.size(0) == sizes[0]
-    }
-    return tree_map_only(Tensor, lambda each: cut.get(id(each), each), every)
 
 
 @contextmanager

@@ -26,7 +26,16 @@ from strategies.chunk.flow.chunk_rules import is_random
 from strategies.chunk.loops.decisions import structure_of
 from strategies.chunk.loops.schedule import Schedule
 from strategies.chunk.running.batch_loop import BatchLoop, BatchProof, is_checked, is_watched, part_of
-from strategies.chunk.running.proof import Proofs, Subject, copied_inputs, digest, has_values, tolerance_of
+from strategies.chunk.running.proof import (
+    Proofs,
+    Subject,
+    UnprovenError,
+    copied_inputs,
+    digest,
+    first_samples,
+    has_values,
+    tolerance_of,
+)
 from strategies.chunk.running.runtime import GIVEN, Callee, running_again
 from strategies.chunk.running.schedule_code import ScopeCode, lower
 from strategies.regions.blocks import Chunked, plain_class, plain_named_modules, submodule, unwrapped
@@ -291,6 +300,8 @@ class ChunkedForward:
             (self.scheduler.recomputes, repr(self.scheduler.kind), self.loss is not None),
             tuple(program.guard.reads.items()),
         )
+        if key not in self.proofs.known:
+            self._prove_with_samples(module, inputs, given)
         if key in self.proofs.known:
             return
 
@@ -308,6 +319,22 @@ class ChunkedForward:
             given=given,
         ).prove(*inputs)
         self.proofs.known.add(key)
+
+    def _prove_with_samples(
+        self, module: nn.Module, inputs: tuple[tuple[Any, ...], Mapping[str, Any]], given: frozenset[int]
+    ) -> None:
+        """Prove what runs for some samples of a call, which is mostly what runs for all of them."""
+        part = first_samples(inputs)
+        if part is inputs:
+            return
+        put_back = noted_state(module)
+        try:
+            module.__dict__[GIVEN] = given
+            self._known(module, Call.of("chunk", *part), *part)
+        except UnprovenError:
+            raise
+        except Exception:  # noqa: BLE001 (whoever cannot run on a part runs on the whole)
+            put_back()
 
     def _plain(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Return what the module's own forward returns, which calls inner scopes as they stand."""

@@ -24,7 +24,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_flatten, tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from strategies.base import StrategyError, Tolerance
 from strategies.estimate.liveness import key_of
@@ -43,6 +43,9 @@ TOLERANCE = Tolerance(relative=1e-3, floor=1e-2, reason=_REASON)
 """How far a program may be off in single and double precision."""
 REDUCED_TOLERANCE = Tolerance(relative=1e-1, floor=5e-2, reason=_REASON)
 """The same in half precision, and under autocast."""
+
+_SAMPLES = 2
+"""Samples of a proof: the fewest that are a batch. More would only repeat what these show."""
 
 _HALF = frozenset({torch.float16, torch.bfloat16})
 _LEFT_OUT = BOOKKEEPING | {"_parameters", "_modules", "_buffers", "_compiled_call_impl"}
@@ -99,7 +102,15 @@ class Subject:
         """
         put_back = noted_state(self.module)
         with without_hooks(self.module, but=self.module):
-            expected = self._ran(self.plain, args, kwargs)
+            try:
+                expected = self._ran(self.plain, args, kwargs)
+            except torch.OutOfMemoryError as error:
+                put_back()
+                raise UnprovenError(
+                    "chunk",
+                    f"{self._place} cannot be proven: as it is, its forward takes more memory than there is; "
+                    "plan with a smaller sample, as a plan holds for other lengths too",
+                ) from error
             state = _state_of(self.module)
             put_back()
             try:
@@ -209,13 +220,16 @@ class Subject:
         said = name if is_input else repr(name)
         return said if user is None else f"{said}, which {_called(user)} reads,"
 
-    def _refusal(self, problem: str) -> StrategyError:
+    @property
+    def _place(self) -> str:
         name = plain_class(self.module).__name__
-        place = f"{self.fqn!r} ({name})" if self.fqn else f"the model ({name})"
+        return f"{self.fqn!r} ({name})" if self.fqn else f"the model ({name})"
+
+    def _refusal(self, problem: str) -> StrategyError:
         return UnprovenError(
             "chunk",
-            f"{place} does not do as a program what its forward does: {problem}; take out of forward what no "
-            "operator shows (a hook, a checkpoint, state that others share), or use chunk=none",
+            f"{self._place} does not do as a program what its forward does: {problem}; take out of forward "
+            "what no operator shows (a hook, a checkpoint, state that others share), or use chunk=none",
         )
 
 
@@ -235,6 +249,16 @@ class _Ran:
     flags: list[bool]
     gradients: dict[str, Tensor | None]
     inputs: dict[int, Tensor]
+
+
+def first_samples(inputs: Any) -> Any:
+    """Return the first samples of inputs, by the first dimension of the first one: enough for a proof."""
+    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim()]
+    if not tensors or tensors[0].size(0) <= _SAMPLES:
+        return inputs
+    size = tensors[0].size(0)
+    cut = {id(each): each.narrow(0, 0, _SAMPLES) for each in tensors if each.size(0) == size}
+    return tree_map_only(Tensor, lambda each: cut.get(id(each), each), inputs)
 
 
 def has_values(module: nn.Module, tensors: Iterable[Tensor]) -> bool:

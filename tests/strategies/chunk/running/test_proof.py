@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
 from strategies.base import StrategyError
@@ -235,6 +236,70 @@ def test_a_proof_calls_no_hooks_and_leaves_gradients() -> None:
     assert all(each.grad is before for each, before in zip(model.parameters(), gradients, strict=True))
     planned(x)
     assert calls == ["", ""]
+
+
+def test_what_takes_too_much_memory_as_it_is_is_refused() -> None:
+    def without_memory(h: Tensor) -> None:
+        if not isinstance(h, FakeTensor):
+            raise torch.OutOfMemoryError
+
+    plan = ChunkPlan.make(_Net().to("meta"), (torch.ones(B, S, D, device="meta"),), training=True)
+    with pytest.raises(StrategyError) as refused:
+        plan.apply(_Net(without_memory))(torch.randn(2, S, D))
+    assert str(refused.value) == (
+        "chunk: the model (_Net) cannot be proven: as it is, its forward takes more memory than there is; "
+        "plan with a smaller sample, as a plan holds for other lengths too"
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "said"),
+    [
+        (
+            nn.LazyLinear(D),
+            (torch.ones(B, D),),
+            "'weight' is lazy and has no shape before a first call; call the",
+        ),
+        (
+            nn.Sequential(nn.GRU(D, D)),
+            (nn.utils.rnn.pack_sequence([torch.ones(3, D)]),),
+            "'0' takes a packed sequence, which no graph can hold; pad it",
+        ),
+        (
+            _Net(lambda h: h.register_hook(lambda gradient: print(float(gradient.sum())))),  # noqa: T201 (asks for a number)
+            (torch.ones(B, S, D),),
+            "a pass of the model cannot be followed without data, where it raises GuardOnDataDependent",
+        ),
+    ],
+    ids=["a lazy module", "a packed sequence", "a hook that asks for a number"],
+)
+def test_what_cannot_be_planned_is_said_in_a_sentence(
+    model: nn.Module, inputs: tuple[Any, ...], said: str
+) -> None:
+    with pytest.raises(StrategyError) as refused:
+        ChunkPlan.make(model, inputs, training=True)
+    assert said in str(refused.value)
+
+
+class _Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.net = nn.Embedding(20, D, sparse=True), _Net()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        result: Tensor = self.net(self.embedding(tokens))
+        return result
+
+
+def test_a_sparse_gradient_is_that_of_the_plain_model() -> None:
+    plain, tokens = _Sparse(), torch.arange(12).view(3, 4)
+    planned = ChunkPlan.make(plain, (tokens,), training=True).apply(copy.deepcopy(plain))
+    gradients = []
+    for model in (plain, planned):
+        model(tokens).square().sum().backward()
+        gradients.append(model.embedding.weight.grad)  # type: ignore[union-attr]
+    assert gradients[1].is_sparse  # type: ignore[union-attr]
+    torch.testing.assert_close(gradients[0].to_dense(), gradients[1].to_dense())  # type: ignore[union-attr, operator]
 
 
 def test_an_older_checkpoint_is_run_as_it_is() -> None:
