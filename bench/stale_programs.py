@@ -312,7 +312,8 @@ class _Checkpoints(Block):
     def forward(self, x: Tensor, first: Tensor, scale: float = 1.0) -> Any:
         if not self.checkpoints:
             return super().forward(x, first, scale)
-        return checkpoint(super().forward, x, first, scale, use_reentrant=False)
+        outputs: Any = checkpoint(super().forward, x, first, scale, use_reentrant=False)
+        return outputs
 
 
 class _Complex(Block):
@@ -364,7 +365,8 @@ class _Configured(Block):
         self.config.step = rng.choice([0.25, 1.0])
 
     def between(self, h: Tensor) -> Tensor:
-        return functional.gelu(h) * (1.0 + self.config.step * self.config.depth)
+        outputs: Tensor = functional.gelu(h) * (1.0 + self.config.step * self.config.depth)
+        return outputs
 
 
 class _Draws(Block):
@@ -429,7 +431,7 @@ class Program(nn.Module):
         configured = [layer for layer in self.layers if isinstance(layer, _Configured)]
         self.config = configured[0].config if configured else None
         for layer in configured:
-            layer.config = self.config
+            layer.config = configured[0].config
 
     @property
     def idioms(self) -> set[str]:
