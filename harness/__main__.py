@@ -23,6 +23,12 @@ def calibrate() -> None:
     _run("acbench-calibrate", "harness.predict.this_cpu", "main")
 
 
+def fit() -> None:
+    """Run `acbench-fit` and leave with its status."""
+    require_ours("acbench-fit")
+    importlib.import_module("harness.command_line.fit_command").main()
+
+
 def _run(command: str, module: str, function: str) -> None:
     require_ours(command)
     deferred.install()

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,7 +26,7 @@ from harness.experiment.experiment import Experiment
 from harness.experiment.mesh import Mesh
 from harness.last_words import last_words
 from harness.measure.memory.locator import Locator
-from harness.measure.step import instrument
+from harness.measure.step import instrument, runnable_step
 from harness.models.base import Batch
 from harness.predict.compiled_step import compiling_fakes, fakes_of
 from harness.predict.policies import policies_heard
@@ -39,8 +40,11 @@ from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh
 from harness.trial.plan_budget import PLAN_FILE, with_plan
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.steps import UNMEASURED_STEPS, warm_up
+from strategies import RunnableStep
 from strategies.tracing.balanced_routing import BalancedFakes
 from strategies.tracing.following import as_with_data
+
+Seen = TypeVar("Seen")
 
 _KNOWN = {
     ".numpy() is not supported": "NumPy reads values of a tensor, which a prediction has not",
@@ -97,6 +101,24 @@ def planned_on_fake_rank(experiment: Experiment, device: str, file: Path) -> Exp
     """
     with _fake_trial(experiment, device) as (make, batch, _):
         return _with_plan(experiment, device, make, batch, file)
+
+
+def seen_on_fake_rank(experiment: Experiment, device: str, look: Callable[[RunnableStep], Seen]) -> Seen:
+    """Return what `look` sees of a step of the plain model, after those that nobody watches.
+
+    Args:
+        experiment: a trial; its recomputation and chunks are left out.
+        device: one of `DEVICES`.
+        look: is given the step, of fake tensors.
+
+    Raises:
+        ConfigError, StrategyError, RuntimeError: as of `step_log`.
+    """
+    plain = experiment.plain()
+    with _fake_trial(plain, device) as (make, batch, _):
+        trainee = make(plain)
+        warm_up(trainee, batch, steps=_warm_up_steps(plain.mesh))
+        return look(runnable_step(trainee, batch(UNMEASURED_STEPS)))
 
 
 def _with_plan(

@@ -49,8 +49,49 @@ def timed_on(hardware: Hardware) -> Callable[[Trace], Times]:
     return timed
 
 
+def bound_by(trace: Trace, hardware: Hardware) -> str:
+    """Return what a step waits for longest: `compute`, `memory`, `network` or `host`.
+
+    An operator whose launch takes longer than its work is the host's, and so are copies to it and questions
+    that Python answers. Of a phase, what hides behind the rest counts for nothing.
+    """
+    waits = dict.fromkeys(("compute", "memory", "network", "host"), 0.0)
+    for phase in _PHASES:
+        *computed, hidden_s, copied_s = _parts_s(trace, phase, hardware)
+        is_hidden = hardware.device == "cuda"
+        longest_s = max(sum(computed), hidden_s, copied_s)
+        waits["network"] += hidden_s if not is_hidden or hidden_s == longest_s else 0.0
+        waits["host"] += copied_s if not is_hidden or copied_s == longest_s else 0.0
+        if not is_hidden or sum(computed) == longest_s:
+            for call in trace.operators:
+                if call.phase == phase:
+                    waits[_operator_waits_for(call, trace.computes_in, hardware)] += call.count * _operator_s(
+                        call, trace.computes_in, hardware
+                    )
+            waits["network"] += computed[1]
+            waits["host"] += computed[2]
+    return max(waits, key=lambda kind: waits[kind])
+
+
+def _operator_waits_for(call: OperatorCall, computes_in: str, hardware: Hardware) -> str:
+    """Return the longest of an operator's FLOPs, bytes and launch."""
+    machine = hardware.machine(call.dtype if call.flops else computes_in)
+    moved_s = (call.read_bytes + call.written_bytes) / machine.bytes_per_s
+    work_s = _operator_s(call, computes_in, hardware) - machine.launch_s
+    if work_s < machine.launch_s:
+        return "host"
+    return "memory" if moved_s >= work_s else "compute"
+
+
 def _phase_s(trace: Trace, phase: str, hardware: Hardware) -> float:
     """Return the seconds of a phase; on a GPU copies and unawaited collectives hide behind the rest."""
+    operators_s, waited_s, asked_s, hidden_s, copied_s = _parts_s(trace, phase, hardware)
+    parts = (operators_s + asked_s + waited_s, hidden_s, copied_s)
+    return max(parts) if hardware.device == "cuda" else sum(parts)
+
+
+def _parts_s(trace: Trace, phase: str, hardware: Hardware) -> tuple[float, float, float, float, float]:
+    """Return the seconds of operators, collectives that they wait for, questions, others, and copies."""
     operators = (call for call in trace.operators if call.phase == phase)
     collectives = [call for call in trace.collectives if call.phase == phase]
     copies = (copy for copy in trace.host_copies if copy.phase == phase)
@@ -63,11 +104,9 @@ def _phase_s(trace: Trace, phase: str, hardware: Hardware) -> float:
         )
         for is_waited in (True, False)
     )
-    if hardware.device == "cpu":
-        asked = sum(call.count for call in trace.policy_calls if call.phase == phase)
-        computed_s += asked * hardware.policy_s
-    parts = (computed_s + waited_s, hidden_s, _copies_s(copies, hardware))
-    return max(parts) if hardware.device == "cuda" else sum(parts)
+    is_asked = hardware.device == "cpu"
+    asked = sum(call.count for call in trace.policy_calls if call.phase == phase) if is_asked else 0
+    return computed_s, waited_s, asked * hardware.policy_s, hidden_s, _copies_s(copies, hardware)
 
 
 def _operator_s(call: OperatorCall, computes_in: str, hardware: Hardware) -> float:

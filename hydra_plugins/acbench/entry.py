@@ -33,6 +33,11 @@ def calibrate() -> None:
     _run("acbench-calibrate", "harness.__main__", "calibrate")
 
 
+def fit() -> None:
+    """Run `acbench-fit` and leave with its status."""
+    _run("acbench-fit", "harness.__main__", "fit")
+
+
 def report() -> None:
     """Run `acbench-report` and leave with its status."""
     _run("acbench-report", "harness.report.main")

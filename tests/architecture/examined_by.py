@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 EXAMINED_BY = {
+    "acbench/html.py": "tests/acbench/test_comparing.py",
     "harness/check/explanation.py": "tests/harness/check/test_remedies.py",
     "harness/check/doubled_regions.py": "tests/harness/check/test_remedies.py",
     "harness/measure/probes/checkpoint_calls.py": "tests/harness/check/test_remedies.py",
@@ -16,6 +17,15 @@ EXAMINED_BY = {
     "harness/check/subject.py": "tests/harness/check/test_neutrality.py",
     "harness/check/workshop.py": "tests/harness/check/test_neutrality.py",
     "harness/command_line/plan_help.py": "tests/harness/command_line/test_cli.py",
+    "harness/command_line/fit_command.py": "tests/harness/fit/test_answer.py",
+    "harness/command_line/fit_words.py": "tests/harness/fit/test_answer.py",
+    "harness/fit/in_process.py": "tests/acbench/test_fitting.py",
+    "harness/fit/progress.py": "tests/harness/fit/test_answer.py",
+    "harness/fit/predicting.py": "tests/harness/fit/test_answer.py",
+    "harness/fit/proof.py": "tests/harness/fit/test_answer.py",
+    "harness/fit/screen.py": "tests/harness/fit/test_answer.py",
+    "harness/fit/subject.py": "tests/harness/fit/test_answer.py",
+    "harness/fit/written.py": "tests/harness/fit/test_answer.py",
     "harness/command_line/hydra_words.py": "tests/harness/command_line/test_cli.py",
     "harness/command_line/unknown_option.py": "tests/harness/command_line/test_cli.py",
     "harness/experiment/compilers.py": "tests/harness/experiment/test_experiment.py",

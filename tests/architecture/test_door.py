@@ -36,7 +36,7 @@ _OF_TEMPFILE = {"TemporaryFile", "NamedTemporaryFile", "TemporaryDirectory", "mk
 _READS = {"r", "rb", "rt"}
 
 
-@pytest.mark.parametrize("package", ["harness", "hydra_plugins", "strategies"])
+@pytest.mark.parametrize("package", ["acbench", "harness", "hydra_plugins", "strategies"])
 def test_no_other_module_writes_files(package: str) -> None:
     found = [
         f"{name}:{line} {call}"

@@ -68,7 +68,7 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
     assert broken == []
 
 
-@pytest.mark.parametrize("package", ["harness", "strategies", "hydra_plugins"])
+@pytest.mark.parametrize("package", ["acbench", "harness", "strategies", "hydra_plugins"])
 def test_what_a_field_is_comes_first_in_its_description(package: str) -> None:
     """`store: store of the sweep`, not `store: of the sweep`."""
     found = [

@@ -11,7 +11,7 @@ from tests.architecture.examined_by import EXAMINED_BY, EXAMINED_BY_RUNNING
 
 ROOT = Path(__file__).parents[2]
 LINES = EXAMINED_BY | EXAMINED_BY_RUNNING
-PACKAGES = ("harness", "strategies", "hydra_plugins")
+PACKAGES = ("acbench", "harness", "strategies", "hydra_plugins")
 
 
 @cache

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("harness", "strategies", "conf", "hydra_plugins")
+COPIED = ("acbench", "harness", "strategies", "conf", "hydra_plugins")
 ADDED = [
     "conf/ac/last_blocks.yaml",
     "conf/model/bag_of_tokens.yaml",

@@ -1,0 +1,34 @@
+"""acbench in a program or a notebook: what to switch on, what it costs, and that nothing else changes.
+
+    import acbench
+
+    answer = acbench.fit(make, batch, on="rtx4090")       # what to switch on, predicted
+    table = acbench.compare(make, batch, ["none", "full", my_function])    # what variants do here, measured
+    acbench.measure(make, batch, "full")                  # one of them
+    acbench.assert_neutral(make, batch, variant)          # in a test
+
+`make()` returns a fresh model, `batch` is a tuple of positional inputs or a dict of keyword inputs, and
+`loss_fn` takes what the model returns and gives a scalar. The harness and the strategies live in `harness`
+and `strategies`; these are their public names.
+"""
+
+from acbench.comparing import Comparison, Row, compare, measure
+from acbench.fitting import Fit, fit
+from harness.check import NotNeutral, assert_neutral
+from harness.errors import ConfigError
+from strategies import StrategyError
+from strategies import ac_variants as strategies
+
+__all__ = [
+    "Comparison",
+    "ConfigError",
+    "Fit",
+    "NotNeutral",
+    "Row",
+    "StrategyError",
+    "assert_neutral",
+    "compare",
+    "fit",
+    "measure",
+    "strategies",
+]

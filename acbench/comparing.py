@@ -1,0 +1,337 @@
+"""`acbench.compare` and `acbench.measure`: what variants do to one training step, measured here."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from acbench.html import html_table
+from harness.check import NotNeutral, assert_neutral
+from harness.check.arguments import Precision
+from harness.check.given_batches import given_batches
+from harness.check.workshop import Workshop
+from harness.errors import ConfigError, require_at_least
+from harness.fit.progress import progress_shown
+from harness.measure.probes.micro_batches import MicroBatched, joined
+from harness.measure.rng import seeded
+from harness.measure.speed.timing import StepFunction, clock_for, in_turns
+from harness.measure.step import instrument
+from harness.models.base import Batch
+from harness.records.measured import MeasuredMemory, MeasuredWork
+from harness.report.facts.number_words import human_bytes, human_flops
+from strategies import Strategy, StrategyError, ac_variants
+from strategies.regions.block_search import FoundBlocks, search_blocks
+
+Variant: TypeAlias = str | Strategy | Callable[[Any], Any]
+"""A name of ours, a strategy, or a function that takes the model and returns the one to use."""
+
+_HEAD = ("variant", "verdict", "saved", "peak", "recomputed FLOPs", "step time", "")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """What one variant does to a training step on the device at hand.
+
+    Fields:
+        variant: its name.
+        verdict: `neutral`, `differs`, `inert` or `unverified`; of `none` always `neutral`.
+        reason: why the verdict is another one; empty where it is neutral.
+        saved_bytes: what forward leaves for backward.
+        peak_bytes: the highest total of live storages in the step, parameters and optimizer included.
+        recomputed_flops: FLOPs of forward operators that run again in backward.
+        ratio: step time divided by the plain model's, both taken in turns; `None` where it was not timed.
+    """
+
+    variant: str
+    verdict: str
+    reason: str = ""
+    saved_bytes: int = 0
+    peak_bytes: int = 0
+    recomputed_flops: int = 0
+    ratio: float | None = None
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The row as people read it."""
+        ratio = "" if self.ratio is None else f"{self.ratio:.2f} \N{MULTIPLICATION SIGN}"
+        sizes = (
+            human_bytes(self.saved_bytes),
+            human_bytes(self.peak_bytes),
+            human_flops(self.recomputed_flops),
+        )
+        has_run = self.peak_bytes > 0
+        return (self.variant, self.verdict, *(sizes if has_run else ("", "", "")), ratio, self.reason)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison(Sequence[Row]):
+    """The rows of `compare`, in the order that was asked for; a notebook shows them as a table.
+
+    Fields:
+        rows: one a variant.
+        device: where they were measured.
+    """
+
+    rows: tuple[Row, ...]
+    device: str
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a row by its number, or by the name of its variant."""
+        if isinstance(index, str):
+            return next(each for each in self.rows if each.variant == index)
+        return self.rows[index]
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __str__(self) -> str:
+        """Return the table as text."""
+        lines = [_HEAD, *(each.cells for each in self.rows)]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(_HEAD))]
+        shown = ("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+        return "\n".join(shown)
+
+    def _repr_html_(self) -> str:
+        """Return the table."""
+        title = f"One training step on {self.device}, beside the plain model"
+        return html_table(_HEAD, [each.cells for each in self.rows], title=title)
+
+
+def compare(
+    make: Callable[[], nn.Module],
+    batch: Any,
+    variants: Sequence[Variant] | Mapping[str, Variant] = ("none", "full"),
+    loss_fn: Callable[[Any], Any] | None = None,
+    *,
+    pairs: int = 5,
+    autocast: torch.dtype | None = None,
+    dtype: torch.dtype | None = None,
+) -> Comparison:
+    """Return what variants do to one training step, measured here, each beside the plain model.
+
+    Each is proven by one step (outputs, loss, gradients, buffers, random numbers and parameters bit for bit),
+    counted in another, and timed in turns with the plain model. No process group is needed. The source is
+    `harness.check` and `harness.measure`; docs/measuring.md defines the numbers.
+
+    Args:
+        make: returns a fresh plain model on the device to measure on.
+        batch: a tuple of positional inputs, a dict of keyword inputs, or a list of several of these.
+        variants: names of ours (`acbench.strategies`) on the blocks that are found, strategies, or functions
+            that take the model and return the one to use; a mapping gives them names.
+        loss_fn: takes what the model returns and gives a scalar; by default as `assert_neutral`.
+        pairs: timed steps of each; 0 times nothing.
+        autocast: dtype of `torch.autocast` around forward and loss of all of them, timed and counted too.
+        dtype: dtype of the models' floating-point parameters.
+
+    Returns:
+        A row a variant: verdict, saved and peak bytes, recomputed FLOPs, ratio of step times. One that cannot
+        be applied has the reason and no numbers.
+
+    Raises:
+        ConfigError: a `ValueError`; an argument is wrong, or the plain model does not train on `batch`.
+    """
+    require_at_least("pairs", pairs, 0)
+    named = _named(variants)
+    rows, device = [], "cpu"
+    with progress_shown() as tell:
+        for name, variant in named.items():
+            tell(name)
+            case = _Case(make, batch, loss_fn, autocast, dtype)
+            try:
+                rows.append(case.row(name, variant, pairs))
+            except StrategyError as error:
+                rows.append(Row(variant=name, verdict="unverified", reason=str(error)))
+            device = case.device or device
+    return Comparison(rows=tuple(rows), device=device)
+
+
+def measure(
+    make: Callable[[], nn.Module],
+    batch: Any,
+    variant: Variant = "none",
+    loss_fn: Callable[[Any], Any] | None = None,
+    *,
+    autocast: torch.dtype | None = None,
+    dtype: torch.dtype | None = None,
+) -> tuple[MeasuredMemory, MeasuredWork]:
+    """Return the bytes and the work of one training step under a variant, on the device of the model.
+
+    Args:
+        make, batch, variant, loss_fn, autocast, dtype: as of `compare`, one variant.
+
+    Returns:
+        Memory in bytes (`saved_bytes`, `peak_bytes`, `peak_parts`, `saved_by_module`, `timeline`, …) and work
+        in FLOPs (`forward_flops`, `backward_flops`, `recomputed_flops`, `recomputed_ops`); docs/measuring.md
+        defines them.
+
+    Raises:
+        ConfigError, StrategyError: as `assert_neutral`.
+    """
+    case = _Case(make, batch, loss_fn, autocast, dtype)
+    workshop = case.workshop(case.resolved(variant))
+    try:
+        trainee, step = case.trainee(workshop, is_variant=variant != "none")
+        report = instrument(trainee, step)
+    finally:
+        workshop.leave()
+    return report.memory, report.work
+
+
+class _Case:
+    """One model and batch, on which variants are tried."""
+
+    def __init__(
+        self,
+        make: Callable[[], nn.Module],
+        batch: Any,
+        loss_fn: Callable[[Any], Any] | None,
+        autocast: torch.dtype | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        self._make, self._batch, self._loss_fn = make, batch, loss_fn
+        self._precision = Precision(autocast=autocast, dtype=dtype)
+        self.device: str | None = None
+
+    def row(self, name: str, variant: Variant, pairs: int) -> Row:
+        """Return what a variant does."""
+        is_plain = variant == "none"
+        resolved = self.resolved(variant)
+        verdict, reason = ("neutral", "") if is_plain else self._verdict(resolved)
+        workshop = self.workshop(resolved)
+        try:
+            reports = []
+            for is_variant in (False,) if is_plain else (False, True):
+                trainee, step = self.trainee(workshop, is_variant=is_variant)
+                reports.append(instrument(trainee, step))
+                del trainee
+            plain, own = reports[0], reports[-1]
+            ratio = 1.0 if is_plain else self._ratio(workshop, pairs)
+        finally:
+            workshop.leave()
+        work = own.work.beyond(plain.work)
+        if verdict == "neutral" and not is_plain and own.memory.saved_bytes == plain.memory.saved_bytes:
+            verdict, reason = ("neutral", "") if work.recomputed_flops else ("inert", "it changed nothing")
+        return Row(
+            variant=name,
+            verdict=verdict,
+            reason=reason,
+            saved_bytes=own.memory.saved_bytes,
+            peak_bytes=own.memory.peak_bytes,
+            recomputed_flops=work.recomputed_flops,
+            ratio=ratio if pairs else None,
+        )
+
+    def resolved(self, variant: Variant) -> Strategy | Callable[[Any], Any]:
+        """Return a strategy or function; a name becomes a strategy on the blocks that are found.
+
+        Raises:
+            ConfigError: there is no such name, it needs a number, or the model has no blocks.
+        """
+        if not isinstance(variant, str):
+            return variant
+        if variant not in ac_variants:
+            raise ConfigError("variants", f"unknown {variant!r}; options: {', '.join(ac_variants)}")
+        if variant == "none":
+            return ac_variants["none"]()
+        found = self._blocks()
+        if found is None:
+            raise ConfigError("variants", f"{variant!r} needs blocks, and no module of the model repeats")
+        named = {"layers_fqn": found.layers_fqn, "module_classes": found.module_classes}
+        cls = ac_variants[variant]
+        known = getattr(cls, "__dataclass_fields__", {})
+        try:
+            return cls(**{key: value for key, value in named.items() if key in known and value})
+        except StrategyError as error:
+            remedy = f"pass acbench.strategies[{variant!r}](…) with what it needs"
+            raise ConfigError("variants", f"{variant!r} alone says too little: {error}; {remedy}") from error
+
+    def workshop(self, variant: Strategy | Callable[[Any], Any]) -> Workshop:
+        """Return what makes the models."""
+        precision = self._precision
+        made = Workshop(
+            make=self._make,
+            variant=variant,
+            loss_fn=self._loss_fn,
+            batches=tuple(each.changed(precision.cast_inputs) for each in given_batches(self._batch)),
+            seed=0,
+            precision=precision,
+        )
+        made.check()
+        self.device = str(made.device)
+        return made
+
+    def trainee(self, workshop: Workshop, *, is_variant: bool) -> tuple[MicroBatched, Batch]:
+        """Return a model that has taken one step, and a batch for the next."""
+        subject = workshop.subject(is_variant=is_variant)
+        trainee = MicroBatched(
+            inner=subject.with_parts(blocks=dict(subject.names.modules)), is_variant=is_variant
+        )
+        batch = joined(workshop.batches)
+        with seeded(0, step=0, dp_rank=0, device=workshop.device):
+            trainee.zero_grad()
+            trainee.backward(trainee.forward(batch.to(workshop.device))[1])
+            trainee.update()
+        return trainee, batch.to(workshop.device)
+
+    def _verdict(self, variant: Strategy | Callable[[Any], Any]) -> tuple[str, str]:
+        try:
+            assert_neutral(
+                self._make,
+                self._batch,
+                variant,
+                self._loss_fn,
+                quick=True,
+                autocast=self._precision.autocast,
+                dtype=self._precision.dtype,
+            )
+        except NotNeutral as error:
+            return error.verdict, str(error).splitlines()[0]
+        return "neutral", ""
+
+    def _ratio(self, workshop: Workshop, pairs: int) -> float | None:
+        """Return the step time of the variant, of the plain model's, both taken in turns."""
+        if not pairs:
+            return None
+        steps = [self._step(workshop, is_variant=is_variant) for is_variant in (False, True)]
+        plain_s, variant_s = in_turns(steps, warmup=1, turns=pairs, clock=clock_for(workshop.device))
+        return statistics.median(variant_s) / statistics.median(plain_s)
+
+    def _step(self, workshop: Workshop, *, is_variant: bool) -> StepFunction:
+        trainee, batch = self.trainee(workshop, is_variant=is_variant)
+
+        def step() -> None:
+            trainee.zero_grad()
+            trainee.backward(trainee.forward(batch)[1])
+            trainee.update()
+
+        return step
+
+    def _blocks(self) -> FoundBlocks | None:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            return search_blocks(self._make())
+
+
+def _named(variants: Sequence[Variant] | Mapping[str, Variant]) -> dict[str, Variant]:
+    """Return the variants by a name of each; the second of one name has a number."""
+    if isinstance(variants, Mapping):
+        return dict(variants)
+    if isinstance(variants, str):
+        raise ConfigError("variants", f"must be a list, got {variants!r}; write [{variants!r}]")
+    found: dict[str, Variant] = {}
+    for variant in variants:
+        base = name = (
+            variant if isinstance(variant, str) else getattr(variant, "__name__", type(variant).__name__)
+        )
+        number = 2
+        while name in found:
+            name, number = f"{base} {number}", number + 1
+        found[name] = variant
+    return found

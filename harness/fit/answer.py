@@ -1,0 +1,202 @@
+"""The answer: which option to use, what else there is, and what is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from torch import nn
+
+from harness.errors import ConfigError
+from harness.experiment.experiment import Experiment, name_of
+from harness.fit.options import Option, chosen
+from harness.fit.predicting import Predictions
+from harness.fit.proof import prove
+from harness.fit.subject import Blocks, Subject, blocks_of
+from harness.fit.written import applied, text_of, with_files
+from harness.predict.prediction import step_of
+from harness.predict.solve import solve
+from harness.report.facts.commands import command
+from strategies import StrategyError
+
+_NOT_KNOWN_OF_GPU = (
+    "bytes are those of CPU kernels, exact here; a GPU's attention and optimizer have other temporaries"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What to switch on.
+
+    Fields:
+        subject: the step and the device.
+        blocks: blocks of the model.
+        use: the option to use; `None` where nothing fits.
+        options: all that were predicted, `use` among them.
+        unknown: sentences on what is not known.
+        remedies: where nothing fits, what would.
+    """
+
+    subject: Subject
+    blocks: Blocks
+    use: Option | None
+    options: tuple[Option, ...]
+    unknown: tuple[str, ...] = ()
+    remedies: tuple[str, ...] = ()
+
+    @property
+    def plain(self) -> Option:
+        """The plain step."""
+        return next(each for each in self.options if each.variant == "none")
+
+    @property
+    def command(self) -> str | None:
+        """The `acbench` command that measures the plain step and the answer; `None` where none does."""
+        if self.subject.factory is None and name_of(self.subject.experiment.model) == "in_process":
+            return None
+        words = command(self.subject.plain.to_dict())
+        if words is None:
+            return None
+        use = self.use
+        if use is None or use.variant == "none":
+            return words
+        is_file = use.file is not None and not use.needs_acbench
+        return " ".join((words, *(("ac=file", f"ac.path={use.file}") if is_file else use.overrides)))
+
+    def code(self) -> str:
+        """Return the file of the answer, `apply(model) -> model`.
+
+        Raises:
+            ValueError: nothing fits, or nothing has to be switched on.
+        """
+        text = None if self.use is None else text_of(self.use, self.subject.label, self._names)
+        if text is None:
+            raise ValueError(f"there is no file: {'nothing fits' if self.use is None else self.use.title}")
+        return text
+
+    def apply(self, model: nn.Module) -> nn.Module:
+        """Return `model` with the answer on it.
+
+        Raises:
+            ValueError: nothing fits.
+            StrategyError: the model is another one.
+        """
+        if self.use is None:
+            raise ValueError("nothing fits; see remedies")
+        if self.use.variant == "none":
+            return model
+        return applied(self.use, self.subject.label, self._names, model)
+
+    def written(self, folder: Path) -> Answer:
+        """Write the files of all options to a folder, and return the answer with their paths.
+
+        Raises:
+            ConfigError: the folder cannot be written.
+        """
+        options = with_files(list(self.options), self.subject.label, self._names, folder)
+        used = None if self.use is None else options[self.options.index(self.use)]
+        return replace(self, options=tuple(options), use=used)
+
+    @property
+    def _names(self) -> list[str]:
+        return list(self.blocks.classes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as JSON values."""
+        plain = self.plain
+        return {
+            "model": self.subject.label,
+            "blocks": self.blocks.to_dict(),
+            "hardware": self.subject.hardware.name,
+            "usable_bytes": self.subject.hardware.usable_bytes,
+            "margin": self.subject.margin,
+            "plain": {
+                "peak_bytes": plain.peak_bytes,
+                "saved_bytes": plain.saved_bytes,
+                "step_time_s": plain.step_time_s,
+                "fits": plain.fits,
+            },
+            "use": None if self.use is None else self.use.to_dict(),
+            "options": [each.to_dict() for each in self.options],
+            "command": self.command,
+            "unknown": list(self.unknown),
+            "remedies": list(self.remedies),
+        }
+
+
+def answer(
+    subject: Subject, *, is_proven: bool = True, tell: Callable[[str], None] = lambda _words: None
+) -> Answer:
+    """Return the answer for a subject; nothing of the model is built with memory but for the proof.
+
+    Args:
+        subject: the step and the device.
+        is_proven: train one small step of the answer beside the plain model.
+        tell: is told what is done next.
+
+    Raises:
+        ConfigError, StrategyError: the model, the device or the step cannot be predicted.
+    """
+    tell("the plain step")
+    plain = step_of(subject.plain, "cpu")
+    blocks = blocks_of(subject, plain.memory.saved_by_module)
+    with TemporaryDirectory() as folder:
+        found = Predictions(subject=subject, blocks=blocks, folder=Path(folder), tell=tell)
+        found.predict()
+        options = [found.with_largest_batch(each) for each in found.options]
+        options[0] = replace(options[0], verdict="neutral")  # it is the plain step
+        unknown = [*subject.notes, *found.notes]
+        use = chosen(options)
+        while is_proven and use is not None and use.variant != "none":
+            tell(f"proof of {use.title}")
+            shown = prove(subject, use)
+            proven = replace(use, verdict=shown.verdict, proof=shown.proof)
+            options[options.index(use)] = proven
+            unknown += [shown.note] * bool(shown.note)
+            use = chosen(options)
+            if use is proven:
+                break
+    if subject.hardware.device != "cpu":
+        unknown.append(_NOT_KNOWN_OF_GPU)
+    if plain.assumes:
+        unknown.append(f"assuming that {'; '.join(plain.assumes)}")
+    remedies = () if use is not None else tuple(_remedies(subject, options))
+    return Answer(
+        subject=subject,
+        blocks=blocks,
+        use=use,
+        options=tuple(options),
+        unknown=tuple(dict.fromkeys(unknown)),
+        remedies=remedies,
+    )
+
+
+def _remedies(subject: Subject, options: list[Option]) -> list[str]:
+    """Return what would fit: a smaller batch, more ranks."""
+    found = []
+    largest = max(options, key=lambda each: each.largest_batch or 0)
+    if largest.largest_batch:
+        found.append(f"--batch {largest.largest_batch} with {largest.variant}")
+    least = min(options, key=lambda each: each.peak_bytes)
+    sharded = _ranks(subject, least.experiment)
+    if sharded is not None:
+        found.append(f"--mesh dp_shard={sharded} with {least.variant}")
+    return found or [f"a device with {least.peak_bytes / (1 << 30):.0f} GiB for {least.variant}"]
+
+
+def _ranks(subject: Subject, experiment: Experiment) -> int | None:
+    """Return the fewest ranks whose shards fit; `None` where none do, or the step cannot be sharded so."""
+    mesh = replace(experiment.mesh, dp_shard=1)
+    try:
+        solved, _ = solve(
+            replace(experiment, mesh=mesh),
+            "mesh.dp_shard",
+            subject.hardware,
+            lambda each: step_of(each, "cpu").memory,
+        )
+    except (ConfigError, StrategyError):
+        return None
+    return solved.value

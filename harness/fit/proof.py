@@ -1,0 +1,173 @@
+"""The proof of an option: one step of training beside the plain model, at a size that this machine has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import nn
+
+from harness.check import NotNeutral, assert_neutral
+from harness.errors import ConfigError
+from harness.experiment.experiment import Experiment, name_of
+from harness.fit.options import Option, Proof
+from harness.fit.subject import Subject
+from harness.models.base import ModelSpec
+from harness.records import files
+from harness.trial.batches import batches
+from strategies import StrategyError
+from strategies.ac.budget import Budget
+from strategies.regions.blocks import find_blocks
+from strategies.written.loaded_file import apply_of
+
+_FRACTIONS = (0.6, 0.8, 0.95)
+"""Budgets of a plan for the small model, of its own peak: the first that a plan keeps."""
+
+_SAMPLES, _TOKENS = 2, 32
+_DEEP = frozenset({"depth", "layers", "n_layer", "n_layers", "num_layers", "num_hidden_layers", "n_blocks"})
+_WIDE = frozenset(
+    {
+        "dim", "d_model", "embed_dim", "ffn_dim", "hidden", "hidden_dim", "hidden_size", "hidden_width",
+        "intermediate_size", "msa_width", "n_embd", "pair_width", "vocab_size", "width",
+    }
+)  # fmt: skip
+"""Names of fields and arguments that say how deep and how wide a model is."""
+
+_SMALLER = ((1, 1), (2, 1), (2, 4), (2, 16), (2, 64))
+"""What is tried in turn: at most so many layers (1: all), and a share of the widths."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proven:
+    """What a proof has shown.
+
+    Fields:
+        verdict: `neutral`, `differs` or `unverified`.
+        proof: how it was shown; `None` where nothing was.
+        note: why there is none, or what differs; empty where the option is neutral.
+    """
+
+    verdict: str
+    proof: Proof | None = None
+    note: str = ""
+
+
+def prove(subject: Subject, option: Option) -> Proven:
+    """Return whether one step under an option is, bit for bit, that of the plain model; on the CPU."""
+    if option.experiment.mesh.world_size > 1:
+        return Proven(verdict="unverified", note="nothing was proven: the step is one of several ranks")
+    if name_of(option.experiment.chunk) != "none":
+        return Proven(verdict="unverified", note="nothing was proven of chunks; acbench proves them")
+    found = _small(subject)
+    if found is None:
+        how = f"python {option.file or f'apply_{option.variant}.py'} --check"
+        return Proven(
+            verdict="unverified",
+            note=f"nothing was proven, the model has no small size here; {how} proves it where it trains",
+        )
+    experiment, words = found
+    problem = "the small model has other blocks"
+    for variant in _variants(option, experiment):
+        try:
+            return _proven(experiment, variant, words)
+        except (ConfigError, StrategyError) as error:
+            problem = str(error)
+    return Proven(verdict="unverified", note=f"nothing was proven: {problem}")
+
+
+def _proven(experiment: Experiment, variant: Any, words: str) -> Proven:
+    model = experiment.model
+    batch = batches(experiment, torch.device("cpu"), dp_rank=0)(0)
+    given: Any = dict(batch.keywords) if batch.keywords and not batch.inputs else batch.inputs
+    if batch.keywords and batch.inputs:
+        return Proven(verdict="unverified", note="nothing was proven: inputs come by position and by name")
+
+    def make() -> nn.Module:
+        with torch.device("cpu"):
+            return model.make()[0]
+
+    rows = batch.row_count() if not experiment.model.reads_tokens() else experiment.batch_size
+    try:
+        found = assert_neutral(
+            make,
+            given,
+            variant,
+            loss_fn=lambda outputs: model.loss(outputs, batch),
+            autocast=torch.bfloat16 if experiment.dtype == "bf16_mixed" else None,
+            dtype={"bf16": torch.bfloat16, "fp32": torch.float32}.get(experiment.dtype),
+            quick=True,
+        )
+    except NotNeutral as error:
+        return Proven(verdict=error.verdict, note=f"{error.verdict}: {str(error).splitlines()[0]}")
+    level = found.parity.level if found.parity is not None else "bitwise"
+    return Proven(verdict="neutral", proof=Proof(batch_size=rows, steps=1, level=level, words=words))
+
+
+def _variants(option: Option, experiment: Experiment) -> Iterator[Any]:
+    """Yield what puts the option on the small model: its own file, for the blocks that are there."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        model = experiment.model.build()
+    names = list(find_blocks(model, **_named(experiment)))
+    if option.write is None:
+        ac = option.experiment.ac
+        yield from (
+            [ac]
+            if name_of(ac) != "budget"
+            else (Budget(**_named(experiment), fraction=fraction) for fraction in _FRACTIONS)
+        )
+        return
+    text = option.write(names)
+    if text is not None:
+        with TemporaryDirectory() as folder:
+            file = Path(folder) / f"apply_{option.variant}.py"
+            files.write_atomically(file, text)
+            yield apply_of(str(file), f"apply_{option.variant}.py")
+
+
+def _named(experiment: Experiment) -> dict[str, Any]:
+    return {name: getattr(experiment.ac, name) for name in ("layers_fqn", "module_classes")}
+
+
+def _small(subject: Subject) -> tuple[Experiment, str] | None:
+    """Return the same step with a model that fits here, in words too; `None` where there is none."""
+    experiment = subject.experiment
+    if subject.has_batch:
+        experiment = replace(experiment, batch_size=min(experiment.batch_size, _SAMPLES))
+    if experiment.model.reads_tokens():
+        experiment = replace(experiment, sequence_length=min(experiment.sequence_length, _TOKENS))
+    for layers, share in _SMALLER:
+        with suppress(ConfigError, StrategyError, ValueError, RuntimeError):
+            spec = experiment.model if (layers, share) == (1, 1) else _shrunk(experiment.model, layers, share)
+            with torch.random.fork_rng(devices=[]), torch.device("meta"):
+                model = spec.build()
+            count = sum(parameter.numel() for parameter in model.parameters())
+            if count <= subject.most_parameters:
+                blocks = len(find_blocks(model, **subject.named_blocks))
+                return replace(experiment, model=spec), f"{count / 1e6:.1f}M parameters, {blocks} blocks"
+    return None
+
+
+def _shrunk(spec: ModelSpec, layers: int, share: int) -> ModelSpec:
+    """Return a model of fewer layers and smaller widths, by its fields and its factory's arguments."""
+    values = {each.name: getattr(spec, each.name) for each in fields(spec)}
+    changed: dict[str, Any] = _smaller(values, layers, share)
+    for name in ("kwargs", "overrides"):
+        if isinstance(values.get(name), Mapping):
+            changed[name] = {**values[name], **_smaller(values[name], layers, share)}
+    if "config_class" in values:  # one of transformers: sizes that are not set are the class's own
+        usual = {"n_layers": layers, "width": 4096 // share, "n_heads": 4}
+        changed |= {name: size for name, size in usual.items() if values[name] is None}
+    return replace(spec, **changed)
+
+
+def _smaller(values: Mapping[str, Any], layers: int, share: int) -> dict[str, int]:
+    sizes = {
+        name: each for name, each in values.items() if isinstance(each, int) and not isinstance(each, bool)
+    }
+    deep = {name: min(size, layers) for name, size in sizes.items() if name in _DEEP}
+    return deep | {name: max(1, size // share) for name, size in sizes.items() if name in _WIDE}

@@ -1,0 +1,105 @@
+"""What variants do to one step, measured in this process."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import acbench
+from acbench.html import html_table
+from strategies.ac.full import Full
+
+BATCH = (torch.ones(256, 16),)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(16, 64)
+        self.down = nn.Linear(64, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = x + self.down(torch.nn.functional.gelu(self.up(x)))
+        return output
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def nothing(model: nn.Module) -> nn.Module:
+    return model
+
+
+def detached(model: nn.Module) -> nn.Module:
+    """Change the mathematics."""
+    model.get_submodule("blocks.0").register_forward_hook(lambda _module, _inputs, output: output.detach())
+    return model
+
+
+def test_variants_are_compared_here() -> None:
+    table = acbench.compare(Stack, BATCH, ["none", "full", nothing, detached], pairs=0)
+    assert [(row.variant, row.verdict) for row in table] == [
+        ("none", "neutral"),
+        ("full", "neutral"),
+        ("nothing", "inert"),
+        ("detached", "differs"),
+    ]
+    plain, full, idle, wrong = table
+    assert plain.saved_bytes == idle.saved_bytes > full.saved_bytes
+    assert (plain.recomputed_flops, idle.recomputed_flops) == (0, 0)
+    assert full.recomputed_flops == 3 * 2 * 256 * 16 * 64  # without the last product of a block
+    assert full.peak_bytes < plain.peak_bytes
+    assert wrong.reason
+    assert table["full"] is full
+    assert str(table).splitlines()[2].startswith("full ")
+    assert "<td style='text-align:left'>full</td>" in table._repr_html_()
+
+
+def test_steps_are_timed_in_turns() -> None:
+    (full,) = acbench.compare(Stack, BATCH, {"mine": Full(layers_fqn="blocks")}, pairs=1)
+    assert full.variant == "mine"
+    assert full.ratio is not None
+    assert full.ratio > 0
+
+
+def test_one_variant_is_measured() -> None:
+    plain, full = (acbench.measure(Stack, BATCH, variant) for variant in ("none", "full"))
+    assert plain[0].peak_bytes > full[0].peak_bytes
+    assert (plain[1].recomputed_flops, full[1].recomputed_flops) == (0, 3 * 2 * 256 * 16 * 64)
+
+
+@pytest.mark.parametrize(
+    ("variants", "message"),
+    [
+        pytest.param("full", "variants: must be a list, got 'full'; write ['full']", id="a word"),
+        pytest.param(["ful"], "variants: unknown 'ful'; options: ", id="no such variant"),
+        pytest.param(
+            ["budget"], "variants: 'budget' alone says too little: ac: give exactly one of ", id="a number"
+        ),
+    ],
+)
+def test_arguments_are_refused(variants: Any, message: str) -> None:
+    with pytest.raises(acbench.ConfigError) as refused:
+        acbench.compare(Stack, BATCH, variants, pairs=0)
+    assert str(refused.value).startswith(message)
+
+
+def test_a_model_without_blocks_is_refused() -> None:
+    with pytest.raises(acbench.ConfigError, match=r"^variants: 'full' needs blocks, and no module"):
+        acbench.compare(partial(nn.Linear, 16, 16), BATCH, ["full"], pairs=0)
+
+
+def test_text_of_a_table_is_escaped() -> None:
+    assert "<script>" not in html_table(["<script>"], [["<script>"]], title="<script>", marked=0)

@@ -1,0 +1,50 @@
+# ruff: noqa: E501 (arguments and what is said about them stand on one line)
+"""What to switch on, asked by a program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import acbench
+from tests.acbench.test_comparing import BATCH, Stack
+
+MAKE: Any = Stack
+
+
+@pytest.mark.slow
+def test_the_answer_of_a_program() -> None:
+    answer = acbench.fit(Stack, (torch.ones(512, 16),), on="epyc_9004", gib=0.001)
+    assert answer.use is not None
+    assert answer.use.verdict == "neutral"
+    assert not answer.plain.fits
+    assert answer.blocks.to_dict()["count"] == 3
+    assert "def apply(model" in answer.code()
+    assert isinstance(answer.apply(Stack()), nn.Module)
+    assert repr(answer).startswith("USE ")
+    assert "<table>" in answer._repr_html_()
+    assert answer.command is None
+    measured = acbench.measure(Stack, (torch.ones(512, 16),))[0]
+    assert (answer.plain.peak_bytes, answer.plain.saved_bytes) == (measured.peak_bytes, measured.saved_bytes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param({"on": "rtx"}, "--on: unknown 'rtx'; ", id="hardware"),
+        pytest.param({"gib": 0}, "--gib: must be above 0, got 0", id="memory"),
+        pytest.param({"dtype": "fp8"}, "dtype: must be one of own, fp32, bf16, bf16_mixed, got 'fp8'", id="dtype"),
+        pytest.param({"margin": 1}, "margin: must be in [0, 1), got 1", id="margin"),
+        pytest.param({"make": Stack()}, "make: must be a function that returns a fresh model, got an instance of Stack", id="a model"),
+        pytest.param({"batch": [BATCH, BATCH]}, "batch: must be one batch, got 2 micro-batches; ", id="micro-batches"),
+        pytest.param({"make": lambda: nn.Linear(16, 16)}, "FACTORY: no blocks found in Linear: ", id="no blocks"),
+    ],
+)  # fmt: skip
+def test_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    given = {"make": MAKE, "batch": BATCH, "gib": 1.0, "on": "epyc_9004"} | arguments
+    with pytest.raises(acbench.ConfigError) as refused:
+        acbench.fit(given.pop("make"), given.pop("batch"), **given)
+    assert str(refused.value).startswith(message)

@@ -1,0 +1,107 @@
+# ruff: noqa: E501 (a command and what is said about it stand on one line)
+"""The whole answer: what it predicts is what is measured, and its files hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from harness.command_line.fit_command import run
+from harness.command_line.fit_words import asked
+from harness.fit.answer import answer
+from harness.fit.screen import MOST_LINES, screen
+from tests.harness.predict.measured_step import measured_step
+
+TINY = [
+    "gpt_nano",
+    "--batch",
+    "16",
+    "--seq",
+    "64",
+    "n_layers=3",
+    "width=32",
+    "hidden_width=64",
+    "n_heads=2",
+    "--on=epyc_9004",
+]
+_FITS_NONE, _NEEDS_RULES, _NOTHING = 1.0, 0.008, 0.001
+
+
+@pytest.mark.slow
+def test_options_are_those_of_measured_steps(tmp_path: Path) -> None:
+    found = answer(asked([*TINY, "--gib", str(_NEEDS_RULES)]).subject, is_proven=True).written(tmp_path)
+    assert found.use is not None
+    assert (found.use.fits, found.use.verdict) == (True, "neutral")
+    assert not found.plain.fits
+    for option in found.options:
+        measured = measured_step(option.experiment).memory
+        assert (option.variant, option.peak_bytes) == (option.variant, measured.peak_bytes)
+        assert option.saved_bytes == measured.saved_bytes
+    assert {"none", "full", "selective_op"} <= {each.variant for each in found.options}
+    assert len(screen(found).splitlines()) <= MOST_LINES
+    assert (tmp_path / f"apply_{found.use.variant}.py").is_file()
+    assert found.code() == (tmp_path / f"apply_{found.use.variant}.py").read_text("utf-8")
+    assert isinstance(found.apply(found.subject.experiment.model.build()), nn.Module)
+
+
+def test_a_step_that_fits_needs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*TINY, "--gib", str(_FITS_NONE), "--out", str(tmp_path / "fit")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("USE nothing: the plain step fits, ")
+    assert lines[1].startswith("GPT: 3 GPTBlock in 'layers' (named) hold ")
+    assert lines[-1].startswith("measure: acbench ")
+    assert sorted(each.name for each in (tmp_path / "fit").iterdir()) == [
+        "apply_full.py",
+        "apply_selective_op.py",
+    ]
+
+
+@pytest.mark.slow
+def test_where_nothing_fits_it_says_what_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status = run([*TINY, "--gib", str(_NOTHING), "--json", "--out", str(tmp_path / "fit")])
+    found = json.loads(capsys.readouterr().out)
+    assert (status, found["use"]) == (1, None)
+    assert found["remedies"]
+    assert set(found) >= {
+        "model", "blocks", "hardware", "usable_bytes", "plain", "use", "options", "command", "unknown",
+    }  # fmt: skip
+    assert set(found["blocks"]) >= {"fqn", "count", "found", "saved_bytes", "covered_bytes"}
+    assert set(found["plain"]) >= {"peak_bytes", "saved_bytes", "step_time_s", "fits"}
+
+
+FACTORY = "tests.harness.user_models"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        pytest.param("nosuch", "FACTORY: 'nosuch' is no module:function, hf:ConfigClass or model that ships; ", id="no model"),
+        pytest.param("gpt_nano wdth=3", "wdth: gpt_nano has no such field; did you mean 'width'?", id="a field"),
+        pytest.param("gpt_nano foo", "command: 'foo' is no key=value; ", id="a word"),
+        pytest.param("gpt_nano --on rtx40", "--on: unknown 'rtx40'; did you mean 'rtx4090'?", id="hardware"),
+        pytest.param("gpt_nano --gib 0", "--gib: must be above 0, got 0.0", id="no memory"),
+        pytest.param("gpt_nano --dtype fp8", "--dtype: must be one of own, fp32, bf16, bf16_mixed, got 'fp8'", id="dtype"),
+        pytest.param("gpt_nano --mesh dp", "--mesh: unknown 'dp'; ", id="mesh"),
+        pytest.param("gpt_nano --mesh dp_shard=x", "--mesh: 'dp_shard=x' is no size; write dp_shard=8,tp=2", id="size"),
+        pytest.param("vit_nano --seq 3", "--seq: has no effect, 'vit_nano' draws samples of its own size; ", id="seq"),
+        pytest.param("gpt_nano --batch x", "command: argument --batch: invalid int value: 'x'; ", id="a number"),
+        pytest.param(f"{FACTORY}:too_large_for_any_machine given=example --batch 3", "--batch: has no effect, the factory brings its own inputs; ", id="batch"),
+        pytest.param(f"{FACTORY}:nothing", f"FACTORY: module '{FACTORY}' has no function 'nothing'", id="no function"),
+        pytest.param(f"{FACTORY}:healthy widht=3", "widht: 'tests.harness.user_models:healthy' has no such argument; ", id="argument"),
+        pytest.param(f"{FACTORY}:too_large_for_any_machine", "FACTORY: 'tests.harness.user_models:too_large_for_any_machine' raised TypeError: ", id="needs an argument"),
+        pytest.param(f"{FACTORY}:too_large_for_any_machine given=example", "FACTORY: no blocks found in Linear: ", id="no blocks"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_says_the_remedy_and_leaves_no_file(
+    line: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    device = [] if "--on" in line else ["--on", "epyc_9004"]
+    assert run([*line.split(), *device, "--out", str(tmp_path / "fit")]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"acbench-fit: {message}")
+    assert said.err.count("\n") == 1
+    assert not (tmp_path / "fit").exists()
