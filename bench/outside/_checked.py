@@ -22,4 +22,5 @@ def remedy(make: Any, batch: Any, variant: Any, loss_fn: Any = None, **options: 
     found = checked(make, batch, variant, loss_fn, **options)
     if isinstance(found, ValueError):
         return f"refused: {found}"
-    return f"{found.verdict}, {found.remedy}" if found.remedy else str(found.verdict)
+    said = getattr(found, "remedy", "")  # which earlier versions did not name
+    return f"{found.verdict}, {said}" if said else str(found.verdict)

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from harness.experiment.experiment import Experiment
 from harness.measure.environment import describe
+from harness.measure.global_state import ledger
 from harness.measure.memory.allocator import install
 from harness.measure.nvml import energy_meter
 from harness.measure.speed.peak_rates import peak_flops
@@ -44,6 +45,8 @@ from strategies.shard.model.shard_plan import ShardPlan
 
 _OTHER_SEEDS = range(1, 7)
 """Of steps that are looked at where a strategy has done nothing in the measured one, whose seed is 0."""
+
+_LEFT = "left behind by the trial, and put back"
 
 _NEVER = 1 << 40
 """A step that no trial takes."""
@@ -98,6 +101,16 @@ def run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None = None
     Phases `build` and `instrument` concern the variant alone; everything that needs the twin happens in
     `parity` and `timing`, so that running out of memory there never hides what the variant needs.
     """
+    with ledger() as changed:
+        measured = _run(plan, context, devices)
+    left = [name for name in changed if not name.startswith("generator ")]  # a trial may draw
+    if left and measured["probes"] is not None:
+        measured["probes"]["notes"] = [*measured["probes"]["notes"], f"{_LEFT}: {', '.join(left)}"]
+    return measured
+
+
+def _run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None) -> dict[str, Any]:
+    """Run one trial in this rank, as `run` does, and leave behind what its models do."""
     mesh = plan.experiment.mesh
     install()
     with cpu_stands_in_for_cuda(mesh, context.device), compiling(plan.experiment):

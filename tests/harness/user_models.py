@@ -104,6 +104,13 @@ def regression() -> tuple[nn.Module, tuple[Tensor, ...], Callable[[Tensor], Tens
     return model, (torch.randn(4, _WIDTH),), lambda outputs: outputs.square().mean()
 
 
+def sets_a_flag() -> nn.Module:
+    """A model whose forward sets the precision of matrix products for the whole process."""
+    model = Stack()
+    model.register_forward_pre_hook(lambda *_: torch.set_float32_matmul_precision("high"))
+    return model
+
+
 def returns_an_iterator() -> tuple[nn.Module, tuple[Tensor, ...], Callable[[Iterator[Tensor]], Tensor]]:
     model, example, _ = regression()
     model.register_forward_hook(lambda _module, _inputs, outputs: iter([outputs]))

@@ -29,6 +29,7 @@ WRONG_DROPOUT = "ac=full model.dropout=0.1 ac.preserve_rng_state=false"
 TO_THE_END = "ac=nested ac.levels=[1,2,2] ac.early_stop=false"
 KEPT = "ac=nested ac.levels=[2,2] ac.offload={inputs:[0],all:[[1,0]]} ac.keep=[[1,0]]"
 OWN_CHECKPOINT = f"{USER}:checkpoints_its_head ac=full"
+FLAGGED = f"{USER}:sets_a_flag ac=full protocol.probes=true"
 LINES = [
     "ac=none",
     "ac=full",
@@ -57,6 +58,7 @@ LINES = [
     f"{USER}:never_the_same ac=full mesh=shard2",
     f"{USER}:returns_an_iterator ac=full",
     OWN_CHECKPOINT,
+    FLAGGED,
 ]
 BRING_INPUTS = (":regression", ":returns_an_iterator")
 """Factories that take no batch size."""
@@ -437,3 +439,9 @@ def test_a_trial_leaves_its_description_and_its_logs(trial: Trial, root: Path) -
     folder = root / "trials" / trial("ac=full mesh=shard2").trial_id
     left = [".lock", "experiment.yaml", "rank0.json", "rank0.log", "rank1.json", "rank1.log", "record.json"]
     assert sorted(path.name for path in folder.iterdir()) == left
+
+
+def test_what_a_trial_changes_for_the_process_is_put_back_and_named(trial: Trial) -> None:
+    probes = trial(FLAGGED).probes
+    assert probes is not None
+    assert probes.notes[-1] == ("left behind by the trial, and put back: torch.set_float32_matmul_precision")
