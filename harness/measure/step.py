@@ -92,7 +92,7 @@ def instrument(
     device = compute_device(trainee, batch)
     locator = Locator(trainee.model, trainee.blocks)
     live = LiveStorages(locator, device=device.type, probe=probe)
-    work = WorkCounter(locator, None if listener is None else listener(locator))
+    work = WorkCounter(locator, None if listener is None else listener(locator), device=device.type)
     totals = StepTotals(trainee, live)
     with (
         _repeatable(trainee, device, seed),

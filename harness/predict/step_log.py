@@ -58,7 +58,7 @@ class FakeStep:
 
 def fake_step(log: StepLog, device: str) -> FakeStep:
     """Return what a step shows that does what `log` says, on a type of device."""
-    work = work_of(log.operators, log.block_calls)
+    work = work_of(log.operators, log.block_calls, device=device)
     return FakeStep(
         memory=log.history.memory(),
         work=work if log.compiled is None else log.compiled.beside(work),

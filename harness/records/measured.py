@@ -125,6 +125,19 @@ class MeasuredMemory(MemoryNumbers):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class UncountedOperator:
+    """An operator of a step that computes more than its bytes tell, without a formula of FLOPs.
+
+    Fields:
+        count: number of its calls.
+        seconds_share: its part of the step's seconds in [0, 1], by a roofline of bytes: a lower bound.
+    """
+
+    count: int
+    seconds_share: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredWork:
     """What one instrumented step computed and communicated on one rank.
 
@@ -138,6 +151,7 @@ class MeasuredWork:
             `backward_flops`.
         causal_attention_flops: FLOPs of attention with a causal mask, counted as whole squares, forward and
             backward; a kernel may leave half of them out.
+        uncounted_ops: operators whose FLOPs are in none of these numbers, by name.
         calls: forward calls by block FQN, recomputation included.
         collectives: number of collectives started on this rank, by phase and name.
         collective_bytes: payload of the collectives on this rank, by phase.
@@ -152,6 +166,7 @@ class MeasuredWork:
     recomputed_ops: dict[str, int]
     kernel_recomputed_flops: int = 0
     causal_attention_flops: int = 0
+    uncounted_ops: dict[str, UncountedOperator] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
     collectives: dict[str, dict[str, int]] = field(default_factory=dict)
     collective_bytes: dict[str, dict[str, int]] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from harness.records.measured import (
     MeasuredWork,
     MemoryNumbers,
     RankResult,
+    UncountedOperator,
 )
 from harness.records.parity_result import (
     PARTS,
@@ -175,6 +176,7 @@ def merge_work(ranks: Sequence[RankResult], *, is_plain: bool) -> Work:
     return Work(
         **_maxima(works, _WORK_TOTALS),
         recomputed_ops=_highest(work.recomputed_ops for work in works),
+        uncounted_ops=_merge_uncounted([work.uncounted_ops for work in works]),
         calls=_highest(work.calls for work in works),
         collectives=_highest_by_phase([work.collectives for work in works]),
         collective_bytes=_highest_by_phase([work.collective_bytes for work in works]),
@@ -186,6 +188,16 @@ def merge_work(ranks: Sequence[RankResult], *, is_plain: bool) -> Work:
         **_maxima(seen, ("offloaded_bytes", "chunks")),
         baseline=_baseline_work(_baselines(ranks, is_plain=is_plain)),
     )
+
+
+def _merge_uncounted(ranks: Sequence[Mapping[str, UncountedOperator]]) -> dict[str, UncountedOperator]:
+    """Return operators by name, each of the rank of whose step it takes the largest share."""
+    merged: dict[str, UncountedOperator] = {}
+    for name, each in (item for rank in ranks for item in rank.items()):
+        known = merged.get(name)
+        if known is None or each.seconds_share > known.seconds_share:
+            merged[name] = each
+    return dict(sorted(merged.items()))
 
 
 def _in_all(named: Sequence[Sequence[str]]) -> tuple[str, ...]:

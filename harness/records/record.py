@@ -185,8 +185,21 @@ def build(
         trained=first.trained,
         environment=dict(environment or {}) | _known(first.environment),
         predicted=predicted,
-        note="; ".join(each for each in (note, unneeded, *_missed(predicted, memory)) if each) or None,
+        note="; ".join(
+            each for each in (note, unneeded, _uncounted(work), *_missed(predicted, memory)) if each
+        )
+        or None,
     )
+
+
+def _uncounted(work: Work) -> str | None:
+    """Say which operators have FLOPs that nobody counts, and what part of the step they take at least."""
+    operators = work.uncounted_ops
+    if not operators:
+        return None
+    share = sum(each.seconds_share for each in operators.values())
+    names = ", ".join(name.removesuffix(".default") for name in operators)
+    return f"FLOPs of {names} are not counted: at least {share:.1%} of the step's seconds, by their bytes"
 
 
 def refused(

@@ -31,7 +31,7 @@ from strategies.budget.memory_layout import MemoryLayout, dense_of
 from strategies.budget.operator_facts import OperatorFacts, facts_of, fake_mode, is_numbered
 from strategies.budget.plan import TensorSize
 from strategies.budget.step_graph import OUTSIDE, BlockCall, Redemption, StepGraph, StepOperator
-from strategies.estimate.flops import called, flops_of
+from strategies.estimate.flops import called, flops_of, is_uncounted
 from strategies.estimate.ledger import is_on_device
 from strategies.estimate.live_storages import LiveStorages
 from strategies.estimate.liveness import numbers_bytes
@@ -290,10 +290,13 @@ class _Watch(OperatorMode):
         """Return the entry of an operator that has just run: what it read, wrote, made, drew and cost."""
         node = running_node()
         target, operands = called(func, args)
-        flops = flops_of(target, operands, kwargs, result)
         facts = facts_of(func)
         writes = self._storages(tensors_in(list(facts.written(args, kwargs))))
         moved = bytes_of((args, kwargs)) + bytes_of(result)
+        flops = flops_of(target, operands, kwargs, result)
+        seconds = self._machine.operator_s(flops, moved) if made or writes else 0.0
+        if is_uncounted(target, operands):  # of which no more is known than its seconds
+            flops = self._machine.flops_in(seconds)
         return StepOperator(
             name=str(func),
             call=self._inside,
@@ -305,7 +308,7 @@ class _Watch(OperatorMode):
             writes=writes,
             makes=made,
             flops=flops,
-            seconds=self._machine.operator_s(flops, moved) if made or writes else 0.0,
+            seconds=seconds,
             private_bytes=numbers_bytes(func, args),
             random_states=int(has_drawn and self._may_draw_again),
             is_repeatable=not facts.communicates and (self._may_draw_again or not has_drawn),

@@ -14,7 +14,7 @@ from torch.fx.node import map_arg
 
 from strategies.budget.operator_facts import facts_of
 from strategies.budget.thrifty_order import Step, thrifty_order
-from strategies.estimate.flops import flops_of
+from strategies.estimate.flops import flops_of, is_uncounted
 from strategies.estimate.tensors import tensors_in
 
 
@@ -121,7 +121,7 @@ class JointSteps:
     def _has_flops(self, node: Node) -> bool:
         args: Any = map_arg(node.args, lambda read: read.meta["val"])
         kwargs: Any = map_arg(node.kwargs, lambda read: read.meta["val"])
-        return flops_of(node.target, args, kwargs, node.meta["val"]) > 0
+        return flops_of(node.target, args, kwargs, node.meta["val"]) > 0 or is_uncounted(node.target, args)
 
     def _storage(self, node: Node) -> int:
         return self._storages.setdefault(node, len(self._storages))

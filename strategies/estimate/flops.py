@@ -46,6 +46,11 @@ def is_uncounted(func: Any, args: Sequence[Any] = ()) -> bool:
     return _has_no_formula(func)
 
 
+def has_own_formula(func: Any) -> bool:
+    """Whether FLOPs of an operator follow from a formula that torch has not."""
+    return _name_of(func) in FORMULAS
+
+
 def called(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     """Return operator and positional operands of a call; of one of higher order, those that it hands on.
 

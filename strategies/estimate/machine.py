@@ -59,6 +59,10 @@ class Machine:
         """Return the seconds that `flops` take."""
         return flops / self.flops_per_s
 
+    def flops_in(self, seconds: float) -> int:
+        """Return the FLOPs of matrix multiplications that `seconds` are worth."""
+        return round(seconds * self.flops_per_s)
+
     def operator_s(self, flops: float, moved_bytes: float, rows: float = 0) -> float:
         """Return the seconds of one operator: a roofline, and the launch.
 

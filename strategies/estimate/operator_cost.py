@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
+from strategies.estimate.flops import flops_of, has_own_formula
 from strategies.estimate.machine import MACHINES, Machine
 
 _aten = torch.ops.aten
@@ -46,7 +47,7 @@ class OperatorCost:
     """The work of one operator.
 
     Fields:
-        flops: multiplications and additions in matrix products, convolutions and attention.
+        flops: multiplications and additions in products, convolutions, attention and recurrent layers.
         moved_bytes: bytes read and written.
         rows: smallest outer size of a matrix product; 0 for other operators.
         is_free: true for a view, which moves nothing.
@@ -150,7 +151,7 @@ def outer_sizes_of(function: Any, operands: Sequence[Any], result: Any) -> tuple
 
 
 def _flops(node: fx.Node, value: Any) -> tuple[int, int]:
-    """Return FLOPs of a product, an attention or a convolution (0 of all else), and its rows."""
+    """Return FLOPs of what multiplies (0 of all else), and rows of products, attention and convolutions."""
     operands: list[Any] = [each.meta["val"] if isinstance(each, fx.Node) else each for each in node.args]
     rows = min(outer_sizes_of(node.target, operands, value), default=0)
     if node.target in _MATRICES:
@@ -160,4 +161,9 @@ def _flops(node: fx.Node, value: Any) -> tuple[int, int]:
         return 4 * prod(operands[0].shape) * operands[1].shape[2], rows
     if node.target is _aten.convolution.default and isinstance(value, Tensor):
         return 2 * value.numel() * prod(operands[1].shape[1:]), rows
-    return 0, 0
+    kwargs = {
+        name: each.meta["val"] if isinstance(each, fx.Node) else each for name, each in node.kwargs.items()
+    }
+    return (
+        (flops_of(node.target, tuple(operands), kwargs, value), 0) if has_own_formula(node.target) else (0, 0)
+    )

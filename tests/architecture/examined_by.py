@@ -56,7 +56,7 @@ EXAMINED_BY = {
     "strategies/budget/memory_layout.py": "tests/strategies/budget/test_planned_block.py",
     "strategies/budget/operator_facts.py": "tests/strategies/budget/test_planned_block.py",
     "strategies/estimate/recomputing.py": "tests/strategies/budget/test_planned_block.py",
-    "strategies/estimate/flops.py": "tests/harness/measure/work/test_counter.py",
+    "strategies/estimate/flop_formulas.py": "tests/strategies/estimate/test_flops.py",
     "harness/models/base.py": "tests/harness/models/test_families.py",
     "harness/models/mlp.py": "tests/harness/models/test_families.py",
     "harness/models/parts/attention.py": "tests/harness/models/test_llama.py",

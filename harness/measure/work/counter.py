@@ -10,9 +10,11 @@ import torch
 
 from harness.measure.collectives import collective_name, payload_bytes
 from harness.measure.memory.locator import Locator
-from harness.records.measured import MeasuredWork
-from strategies.estimate.flops import called, flops_of, is_causal, repeated_scores
+from harness.records.measured import MeasuredWork, UncountedOperator
+from strategies.estimate.flops import called, flops_of, is_causal, is_uncounted, repeated_scores
+from strategies.estimate.machine import MACHINES
 from strategies.estimate.operator_mode import OperatorMode
+from strategies.estimate.tensors import tensors_in
 
 # no work of the model: checkpointing detaches what it stashes
 _BOOKKEEPING = torch.ops.aten.detach.default
@@ -40,6 +42,8 @@ class CountedOperator(NamedTuple):
         is_causal: attention with a causal mask.
         collective: its name in records, `None` of what is none.
         payload_bytes: bytes of the collective.
+        moved_bytes: bytes that the operator reads and writes; 0 of a view.
+        is_uncounted: it computes more than its bytes tell, and has no formula of FLOPs.
     """
 
     phase: str
@@ -50,6 +54,8 @@ class CountedOperator(NamedTuple):
     is_causal: bool
     collective: str | None
     payload_bytes: int
+    moved_bytes: int = 0
+    is_uncounted: bool = False
 
 
 class WorkCounter(OperatorMode):
@@ -58,13 +64,17 @@ class WorkCounter(OperatorMode):
     Args:
         locator: says where in the step an operator runs.
         listener: is told of each.
+        device: type of the device that computes.
 
     Attributes:
         operators: those so far, in order of time.
     """
 
-    def __init__(self, locator: Locator, listener: OperatorListener | None = None) -> None:
+    def __init__(
+        self, locator: Locator, listener: OperatorListener | None = None, *, device: str = "cpu"
+    ) -> None:
         super().__init__()
+        self._device = device
         self._locator = locator
         self._listener = listener
         self.operators: list[CountedOperator] = []
@@ -86,6 +96,8 @@ class WorkCounter(OperatorMode):
             is_causal=flops > 0 and is_causal(func, args, kwargs),
             collective=collective,
             payload_bytes=0 if collective is None else payload_bytes(args, result),
+            moved_bytes=0 if getattr(func, "is_view", False) else _bytes_of((args, kwargs, result)),
+            is_uncounted=is_uncounted(func, args),
         )
         self.operators.append(self._known.setdefault(counted, counted))
         if self._listener is not None and is_work:
@@ -94,22 +106,26 @@ class WorkCounter(OperatorMode):
 
     def report(self) -> MeasuredWork:
         """Return the counts so far."""
-        return work_of(self.operators, self._locator.calls)
+        return work_of(self.operators, self._locator.calls, device=self._device)
 
 
-def work_of(operators: Iterable[CountedOperator], calls: Mapping[str, int]) -> MeasuredWork:
+def work_of(
+    operators: Iterable[CountedOperator], calls: Mapping[str, int], *, device: str = "cpu"
+) -> MeasuredWork:
     """Return the work of a step.
 
     Args:
         operators: all of the step.
         calls: forward calls by block, recomputation included.
+        device: type of the device that computes.
     """
     flops: Counter[str] = Counter()
     recomputed_ops: Counter[str] = Counter()
     collectives: defaultdict[str, Counter[str]] = defaultdict(Counter)
     collective_bytes: defaultdict[str, Counter[str]] = defaultdict(Counter)
     recomputed_flops = repeated_flops = causal_flops = 0
-    for each, count in Counter(operators).items():
+    counted = Counter(operators)
+    for each, count in counted.items():
         flops[each.phase] += count * each.flops
         repeated_flops += count * each.repeated_flops
         causal_flops += count * each.flops * each.is_causal
@@ -126,7 +142,35 @@ def work_of(operators: Iterable[CountedOperator], calls: Mapping[str, int]) -> M
         kernel_recomputed_flops=repeated_flops,
         causal_attention_flops=causal_flops,
         recomputed_ops=dict(sorted(recomputed_ops.items())),
+        uncounted_ops=_uncounted(counted, device),
         calls=dict(calls),
         collectives={phase: dict(collectives[phase]) for phase in PHASES},
         collective_bytes={phase: dict(collective_bytes[phase]) for phase in PHASES},
     )
+
+
+def _uncounted(operators: Mapping[CountedOperator, int], device: str) -> dict[str, UncountedOperator]:
+    """Return the operators whose FLOPs nobody counts, by name, with their share of the step's seconds.
+
+    Seconds are those of plans: a roofline of FLOPs and bytes, on the machine that stands for the device.
+    """
+    if not any(each.is_uncounted for each in operators):
+        return {}
+    machine = MACHINES.get(device, MACHINES["cuda"])
+    counts: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
+    step_s = 0.0
+    for each, count in operators.items():
+        taken_s = count * machine.operator_s(each.flops, each.moved_bytes) if each.moved_bytes else 0.0
+        step_s += taken_s
+        if each.is_uncounted:
+            counts[each.name] += count
+            seconds[each.name] += taken_s
+    return {
+        name: UncountedOperator(count=counts[name], seconds_share=seconds[name] / step_s if step_s else 0.0)
+        for name in sorted(counts)
+    }
+
+
+def _bytes_of(values: tuple[Any, ...]) -> int:
+    return sum(each.numel() * each.element_size() for each in tensors_in(values))

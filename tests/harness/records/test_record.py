@@ -600,3 +600,16 @@ def test_an_estimate_is_told_with_its_error(*, difference: int, is_told: bool) -
     said = f"estimated a peak of {peak + difference:,} bytes and measured {peak:,} ({error}); "
     found = build(identity(), OK, [rank_result()], predicted=step)
     assert found.note == f"{said * is_told}predicted assuming that it rains"
+
+
+def test_a_row_says_which_operators_are_not_counted() -> None:
+    shares = {"aten._linalg_svd.default": 0.25, "mine::scan": 0.125}
+    uncounted = {name: {"count": 2, "seconds_share": share} for name, share in shares.items()}
+    ranks = [rank_result(rank) for rank in (0, 1)]
+    ranks[1]["work"]["uncounted_ops"] = uncounted
+    found = record(experiment("full"), *ranks)
+    assert found.note == (
+        "FLOPs of aten._linalg_svd, mine::scan are not counted: "
+        "at least 37.5% of the step's seconds, by their bytes"
+    )
+    assert found.to_dict()["work"]["uncounted_ops"] == uncounted

@@ -122,7 +122,7 @@ RECORD_KEYS = {
     "work": {
         "forward_flops", "backward_flops", "recomputed_flops", "recomputed_ops", "named", "never_fired",
         "acted_otherwise", "compiled_graphs", "graph_breaks",
-        "kernel_recomputed_flops", "causal_attention_flops",
+        "kernel_recomputed_flops", "causal_attention_flops", "uncounted_ops",
         "offloaded_bytes", "chunks", "calls", "collectives", "collective_bytes", "baseline",
     },
     "work.collectives": {"forward", "backward", "optimizer"},

@@ -13,6 +13,7 @@ from strategies.budget.plan import input_value
 from strategies.budget.simulation import PLAIN, effect_of, peak_bytes
 from strategies.budget.step_graph import StepGraph
 from strategies.estimate.host import host_allocation
+from strategies.estimate.machine import MACHINES
 from strategies.regions.blocks import ModelModules
 from strategies.tracing.fakes import Fakes
 from tests.strategies.budget.small_steps import WIDTH, Gated, WithBlocks, measured_peak_bytes, step_of
@@ -41,6 +42,26 @@ def test_the_plain_step_follows_from_the_captured_one(dropout: float, *, is_fake
     effects = [effect_of(call, PLAIN, random_state_bytes=5056) for call in calls]
     assert peak_bytes(graph, effects) == expected
     assert graph.held_bytes.max() < expected
+
+
+class _Exponential(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.inner(x)
+        outputs: torch.Tensor = torch.linalg.matrix_exp(0.01 * y @ y.mT) @ y
+        return outputs
+
+
+def test_what_has_no_formula_costs_the_flops_that_its_seconds_are_worth() -> None:
+    model = Gated(blocks=1)
+    model.layers[0] = _Exponential()
+    graph = captured(model, torch.randn(2, 8, WIDTH))
+    found = [each for each in graph.operators if each.name == "aten.linalg_matrix_exp.default"]
+    assert found
+    assert all(each.flops == MACHINES["cpu"].flops_in(each.seconds) > 0 for each in found)
 
 
 def test_gradients_are_those_of_the_plain_step() -> None:

@@ -74,6 +74,25 @@ def test_attention_with_a_causal_mask_is_told_apart(is_causal: bool) -> None:
     assert work.kernel_recomputed_flops == square // 2
 
 
+def test_what_nobody_counts_is_named_with_its_share_of_the_step() -> None:
+    class Spectral(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.linear(x)
+            values: Tensor = torch.linalg.svdvals(y) + torch.linalg.svdvals(y.mT)
+            return values
+
+    batch = Batch(inputs=(torch.randn(2, 8, 8),), targets=None)
+    work = instrument(warmed(Metered(Spectral()), batch), batch).work
+    (name,) = work.uncounted_ops
+    assert (name, work.uncounted_ops[name].count) == ("aten._linalg_svd.default", 2)
+    assert 0 < work.uncounted_ops[name].seconds_share < 1
+    assert instrument(transformer("none"), tokens()).work.uncounted_ops == {}
+
+
 def test_recomputed_operators_are_those_of_forward() -> None:
     recomputed = Counter(instrument(transformer("selective"), tokens()).work.recomputed_ops)
     # what a linear does with the rows of its saved product, in one release of torch or another
