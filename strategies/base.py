@@ -437,17 +437,37 @@ class HasViews(Protocol):
 
     views: ClassVar[tuple[str, ...]]
 
-    def view(self, name: str, model: nn.Module, sample: tuple[Any, ...]) -> str:
+    def view(
+        self,
+        name: str,
+        model: nn.Module,
+        sample: tuple[Any, ...],
+        keywords: Mapping[str, Any] | None = None,
+    ) -> str:
         """Return a view as text.
 
         Args:
             name: one of `views`.
             model: a plain model, to which the strategy is applied; on the meta device is enough.
             sample: example positional inputs.
+            keywords: inputs that the model takes by name alone.
 
         Raises:
             StrategyError: the model is unsuitable.
         """
+
+
+def refuse_named_inputs(view: str, keywords: Mapping[str, Any] | None) -> None:
+    """Refuse a model that takes inputs by name alone, for a view that follows positions.
+
+    Raises:
+        StrategyError: it does.
+    """
+    if keywords:
+        problem = (
+            f"{view} follows inputs by position, and the model takes {', '.join(keywords)} by name alone"
+        )
+        raise StrategyError("show", f"{problem}; give them positions")
 
 
 class CallSite(Protocol):

@@ -190,7 +190,7 @@ def show(experiment: Experiment, what: str) -> str:
     is_stand_in = isinstance(shown[what], PlansForStep) and is_elsewhere(experiment)
     strategy, built, sample = _planned(experiment, shown[what])
     assert isinstance(strategy, HasViews)
-    view = strategy.view(what, built, sample.inputs)
+    view = strategy.view(what, built, sample.inputs, sample.keywords)
     return f"{ELSEWHERE}\n{view}" if is_stand_in else view
 
 

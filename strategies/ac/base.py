@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from strategies.base import Observation, Strategy, StrategyError, check_simple_fields
+from strategies.base import Observation, RunnableStep, Strategy, StrategyError, check_simple_fields
+from strategies.budget import first_call
 from strategies.regions import blocks, number_generators, offloading, recomputation, region, rewind
 from strategies.written import file_text
 
@@ -69,13 +71,20 @@ class ActivationCheckpointing(Strategy):
             region.enclose(block, make())
         return model
 
-    def view(self, name: str, model: nn.Module, sample: tuple[Any, ...]) -> str:  # noqa: ARG002 (it is `file`)
+    def view(
+        self,
+        name: str,  # noqa: ARG002 (it is `file`)
+        model: nn.Module,
+        sample: tuple[Any, ...],
+        keywords: Mapping[str, Any] | None = None,
+    ) -> str:
         """Return a file that does the same with torch alone.
 
         Args:
             name: `file`.
             model: a plain model, to which the strategy is applied; on the meta device is enough.
             sample: example positional inputs.
+            keywords: inputs that the model takes by name alone.
 
         Raises:
             StrategyError: no such blocks, or an option that such a file has no words for.
@@ -85,7 +94,9 @@ class ActivationCheckpointing(Strategy):
         variant = type(self).__module__.rpartition(".")[2]
         of_which = f"{len(chosen)} of {len(found)} blocks of {blocks.plain_class(model).__name__}"
         header = {"title": f"ac={variant} of acbench for {of_which}.", "name": f"apply_{variant}"}
-        return self._file(header, chosen, model, sample)
+        return self._file(
+            header, chosen, partial(first_call.shadow_step, model, sample, dict(keywords or {}))
+        )
 
     def call_site(self, model: nn.Module) -> RegionCallSite:
         """Return a callable that runs `model` as one region, like `checkpoint(model, ...)` in a loop.
@@ -107,9 +118,15 @@ class ActivationCheckpointing(Strategy):
         """Refuse blocks that the variant cannot stand around."""
 
     def _file(
-        self, header: Mapping[str, str], chosen: Sequence[str], model: nn.Module, sample: tuple[Any, ...]
+        self, header: Mapping[str, str], chosen: Sequence[str], step: Callable[[], RunnableStep]
     ) -> str:
-        """Return the file that does it to `chosen` blocks, with title and name as in `header`."""
+        """Return the file that does it to `chosen` blocks, with title and name as in `header`.
+
+        Args:
+            header: title and name.
+            chosen: FQNs of the blocks.
+            step: makes a step of the plain model without memory.
+        """
         raise NotImplementedError
 
     def _region_maker(self) -> RegionMaker:
@@ -166,8 +183,7 @@ class Recomputing(ActivationCheckpointing):
         self,
         header: Mapping[str, str],
         chosen: Sequence[str],
-        model: nn.Module,  # noqa: ARG002 (its blocks are known)
-        sample: tuple[Any, ...],  # noqa: ARG002 (nothing runs)
+        step: Callable[[], RunnableStep],  # noqa: ARG002 (nothing runs)
     ) -> str:
         """Return the file that runs whole blocks again."""
         self._refuse_without_words()

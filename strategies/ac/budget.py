@@ -160,7 +160,13 @@ class Budget(ActivationCheckpointing):
         """
         carrying_out.enclose_beside(self._required(), self.modules_of(model))
 
-    def view(self, name: str, model: nn.Module, sample: tuple[Any, ...]) -> str:
+    def view(
+        self,
+        name: str,
+        model: nn.Module,
+        sample: tuple[Any, ...],
+        keywords: Mapping[str, Any] | None = None,
+    ) -> str:
         """Return the plan as text, or in the words of what others run.
 
         Args:
@@ -169,16 +175,17 @@ class Budget(ActivationCheckpointing):
                 keep.
             model: a plain model; without a plan, one is made for a step whose loss is the sum of its outputs.
             sample: example positional inputs.
+            keywords: inputs that the model takes by name alone.
 
         Raises:
             StrategyError: no plan keeps the budget, or it is another model's.
         """
         given = self._required() if self.needs_compiler or self.plan_file is not None else None
-        plan = given or self.plan(first_call.shadow_step(model, sample, {}))
+        plan = given or self.plan(first_call.shadow_step(model, sample, dict(keywords or {})))
         if name == "plan":
             return plan.describe()
         self._require_words(name, plan)
-        step = first_call.shadow_step(model, sample, {})
+        step = first_call.shadow_step(model, sample, dict(keywords or {}))
         forwards = operator_modules.block_forwards(step, self.blocks_of(step.model))
         export_of = export.plan_file if name == "file" else export.remat_regions
         return export_of(plan, forwards)

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import yaml
 
-from strategies.base import Observation, Strategy, StrategyError, check_simple_fields
+from strategies.base import (
+    Observation,
+    Strategy,
+    StrategyError,
+    check_simple_fields,
+    refuse_named_inputs,
+)
 from strategies.nested import labels as labelling
 from strategies.nested import nest_options, nested_forward, tape_listing
 from strategies.nested.nested_regions import Path, even_paths, parse_path, path_name
@@ -153,8 +159,15 @@ class Nested(Strategy):
                 problem = f"a region begins inside {fqn!r}, an FSDP unit, and ends outside of it"
                 raise StrategyError("ac.labels", f"{problem}, or the other way round; end it with {fqn!r}")
 
-    def view(self, name: str, model: nn.Module, sample: tuple[Any, ...]) -> str:  # noqa: ARG002 (there is one)
+    def view(
+        self,
+        name: str,
+        model: nn.Module,
+        sample: tuple[Any, ...],
+        keywords: Mapping[str, Any] | None = None,
+    ) -> str:
         """Return the tree of regions, and the tape of a step as code."""
+        refuse_named_inputs(f"show={name}", keywords)
         settings, plain = self._settings(model)
         return tape_listing.follow(settings, plain, sample).text()
 

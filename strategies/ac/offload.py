@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 from strategies.ac.base import ActivationCheckpointing, RegionMaker
+from strategies.base import RunnableStep
 from strategies.regions import offloading
 from strategies.written import file_text
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,8 +38,7 @@ class Offload(ActivationCheckpointing):
         self,
         header: Mapping[str, str],
         chosen: Sequence[str],
-        model: nn.Module,  # noqa: ARG002 (its blocks are known)
-        sample: tuple[Any, ...],  # noqa: ARG002 (nothing runs)
+        step: Callable[[], RunnableStep],  # noqa: ARG002 (nothing runs)
     ) -> str:
         """Return the file that moves what blocks save; unlike here, copies do not overlap computation."""
         return file_text.offloading_file(chosen, **header)

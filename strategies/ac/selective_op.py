@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.ac.base import Recomputing
-from strategies.base import Observation, StrategyError
-from strategies.budget import first_call, operator_modules
+from strategies.base import Observation, RunnableStep, StrategyError
+from strategies.budget import operator_modules
 from strategies.regions import operator_names
 from strategies.regions.presets import check_names, is_known
 from strategies.written import file_text
@@ -100,7 +100,7 @@ class SelectiveOp(Recomputing):
         return replace(seen, never_fired=tuple(name for name in seen.never_fired if name != "conv"))
 
     def _file(
-        self, header: Mapping[str, str], chosen: Sequence[str], model: nn.Module, sample: tuple[Any, ...]
+        self, header: Mapping[str, str], chosen: Sequence[str], step: Callable[[], RunnableStep]
     ) -> str:
         """Return the file that keeps these operators by their families, but for what nobody needs.
 
@@ -117,9 +117,9 @@ class SelectiveOp(Recomputing):
             problem = f"is {self.matmul_recompute_every}, which a written file has no words for; use 0"
             raise StrategyError("ac.matmul_recompute_every", problem)
         families = {family for name in names for family in _FAMILIES[name]}
-        step = first_call.shadow_step(model, sample, {})
-        modules = {fqn: step.model.get_submodule(fqn) for fqn in chosen}
-        operators = operator_modules.heavy_operators(step, modules)
+        plain = step()
+        modules = {fqn: plain.model.get_submodule(fqn) for fqn in chosen}
+        operators = operator_modules.heavy_operators(plain, modules)
         rules = rules_of(operators, lambda each: each.can_be_kept and each.family in families)
         return file_text.rules_file(rules, **header)
 

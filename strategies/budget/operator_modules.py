@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from strategies.base import RunnableStep
+from strategies.base import RunnableStep, StrategyError
 from strategies.budget.block_tape import Address
 from strategies.budget.memory_layout import dense_of
 from strategies.budget.operator_facts import facts_of, fake_mode, is_numbered
@@ -73,11 +73,26 @@ def heavy_operators(
 
 def block_forwards(step: RunnableStep, blocks: Mapping[str, nn.Module]) -> dict[str, BlockForward]:
     """Return the forwards of `blocks`, by FQN, as they are in `step`."""
-    with step.around():
+    with _named_errors(), step.around():
         follower = _Follower()
         with follower.around(blocks), follower:
             step.run()
     return follower.forwards
+
+
+@contextmanager
+def _named_errors() -> Iterator[None]:
+    """Say what a model needs to be followed."""
+    try:
+        yield
+    except StrategyError:
+        raise
+    except Exception as error:  # a model may raise anything
+        what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        problem = (
+            f"a step on tensors without memory says which operators there are, and the model raises {what}"
+        )
+        raise StrategyError("ac", f"{problem}; it must not read values of tensors") from error
 
 
 class _Follower(OperatorMode):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from strategies.base import Observation, PlannedStep, Strategy, StrategyError, Tolerance, held_chunks
+from strategies.base import (
+    Observation,
+    PlannedStep,
+    Strategy,
+    StrategyError,
+    Tolerance,
+    held_chunks,
+    refuse_named_inputs,
+)
 from strategies.chunk import show
 from strategies.chunk.planning import plan_json
 from strategies.chunk.running import chunked_forward, proof
@@ -91,9 +99,16 @@ class Chunking(Strategy):
         refuse_units([fqn for fqn in chunked_forward.chunked_forwards(model) if fqn], units)
 
     def view(
-        self, name: str, model: nn.Module, sample: tuple[Any, ...], *, step: PlannedStep = _ALONE
+        self,
+        name: str,
+        model: nn.Module,
+        sample: tuple[Any, ...],
+        keywords: Mapping[str, Any] | None = None,
+        *,
+        step: PlannedStep = _ALONE,
     ) -> str:
         """Return the code with its loops (`chunks`), or the bytes operator by operator (`memory`)."""
+        refuse_named_inputs(f"show={name}", keywords)
         view = show.code_view if name == "chunks" else show.memory_view
         return view(self.plan(model, sample, step), model, sample, step)
 
@@ -144,10 +159,16 @@ class FromPlan(Chunking):
         return plan.proven(model, sample, step=step)
 
     def view(
-        self, name: str, model: nn.Module, sample: tuple[Any, ...], *, step: PlannedStep = _ALONE
+        self,
+        name: str,
+        model: nn.Module,
+        sample: tuple[Any, ...],
+        keywords: Mapping[str, Any] | None = None,
+        *,
+        step: PlannedStep = _ALONE,
     ) -> str:
         """Return a view of the chunks, whose bytes and time are not those of the step that was planned."""
-        return f"{_ALONGSIDE}\n{Chunking.view(self, name, model, sample, step=step)}"
+        return f"{_ALONGSIDE}\n{Chunking.view(self, name, model, sample, keywords, step=step)}"
 
 
 @contextmanager
@@ -213,8 +234,14 @@ class _ForStep(Strategy):
     def check_units(self, model: nn.Module, units: Collection[str]) -> None:
         self.chunking.check_units(model, units)
 
-    def view(self, name: str, model: nn.Module, sample: tuple[Any, ...]) -> str:
-        return self.chunking.view(name, model, sample, step=self.step)
+    def view(
+        self,
+        name: str,
+        model: nn.Module,
+        sample: tuple[Any, ...],
+        keywords: Mapping[str, Any] | None = None,
+    ) -> str:
+        return self.chunking.view(name, model, sample, keywords, step=self.step)
 
 
 def is_trained(model: nn.Module) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from strategies import Strategy, StrategyError, ac_variants
 from strategies.base import HasViews
@@ -111,3 +112,49 @@ def test_what_a_file_cannot_say_is_refused(variant: str, options: dict[str, Any]
     with torch.device("meta"), pytest.raises(StrategyError) as error:
         strategy.view("file", toy(), (TOKENS,))
     assert str(error.value).startswith(message)
+
+
+class ByName(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, *, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x
+
+
+def test_inputs_by_name() -> None:
+    strategy = made("selective_op", {})
+    assert isinstance(strategy, HasViews)
+    text = strategy.view("file", ByName(), (), {"x": torch.randn(2, 4)})
+    assert loaded(text)["RULES"] == [(["layers.0", "layers.1"], [], [":linear"])]
+
+
+def test_views_by_position_refuse_inputs_by_name() -> None:
+    strategy = ac_variants["nested"](levels=[1], layers_fqn="layers")  # type: ignore[call-arg]
+    assert isinstance(strategy, HasViews)
+    with pytest.raises(StrategyError) as error:
+        strategy.view("regions", ByName(), (), {"x": torch.randn(2, 4)})
+    assert str(error.value) == (
+        "show: show=regions follows inputs by position, and the model takes x by name alone; "
+        "give them positions"
+    )
+
+
+class ReadsValues(ByName):
+    def forward(self, *, x: Tensor) -> Tensor:
+        return x if x.sum().item() > 0 else super().forward(x=x)
+
+
+def test_a_model_that_reads_values_is_refused() -> None:
+    strategy = made("selective_op", {})
+    assert isinstance(strategy, HasViews)
+    with pytest.raises(StrategyError) as error:
+        strategy.view("file", ReadsValues(), (), {"x": torch.randn(2, 4)})
+    said = str(error.value)
+    assert said.startswith(
+        "ac: a step on tensors without memory says which operators there are, and the model raises "
+    )
+    assert said.endswith("; it must not read values of tensors")
