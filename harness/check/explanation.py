@@ -85,7 +85,8 @@ class Explanation:
             return replace(found, perhaps=", or ".join(filter(None, guesses)))
         steps = first.get("step", 0) + 1 if first["probe"] == "parity" else 1
         in_vain = []
-        for remedy in remedies_of(self.workshop, str(first["actual"])):
+        operator = "" if found.recomputation is None else found.recomputation.operator
+        for remedy in remedies_of(self.workshop, said=str(first["actual"]), operator=operator):
             helps = self._helps(remedy, steps)
             if helps:
                 return replace(found, remedy=f"with {remedy.words} it is neutral")
@@ -113,7 +114,9 @@ class Explanation:
         plain = self.workshop.plain()
         is_resting = any(not module.training for module in plain.modules())
         remedy = train_mode(self.workshop)
-        if is_resting and self.workshop.is_alone and self._helps(remedy, 1):
+        if is_resting and not self.workshop.is_alone:  # nobody can try alone
+            return replace(found, cause=str(IN_EVAL_MODE), perhaps=IN_EVAL_MODE.advice)
+        if is_resting and self._helps(remedy, 1):
             return replace(found, cause=str(IN_EVAL_MODE), remedy=f"with {remedy.words} it is neutral")
         is_unnamed = "ever fired" not in (found.reason or "")
         if isinstance(self.workshop.variant, Strategy) and is_unnamed:

@@ -14,13 +14,16 @@ from harness.measure.probes.checkpoint_calls import (
     Intervention,
     copying,
     not_reentrant,
+    operator_called,
     preserving,
     reentrant,
+    saving,
     to_the_end,
 )
 from strategies import Strategy, StrategyError
 from strategies.ac.full import Full
 from strategies.ac.nested import Nested
+from strategies.ac.selective_op import SelectiveOp
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,12 +65,13 @@ _ONCE = "already unpacked once"
 """What torch says where backward asks for a saved tensor twice, which a reentrant region allows."""
 
 
-def remedies_of(workshop: Workshop, said: str) -> Iterator[Remedy]:
+def remedies_of(workshop: Workshop, *, said: str, operator: str) -> Iterator[Remedy]:
     """Yield what may help, the smallest changes first.
 
     Args:
         workshop: makes the models of the check that failed.
-        said: the error of the variant; empty where it raised none.
+        said: the error of the variant, or another value than the expected one.
+        operator: the first whose recomputed value is another one, `aten.topk.default`; empty for none.
     """
     if workshop.precision.autocast is not None:
         precision = dataclasses.replace(workshop.precision, caches=False)
@@ -78,6 +82,8 @@ def remedies_of(workshop: Workshop, said: str) -> Iterator[Remedy]:
     yield from _options(workshop)
     if _ONCE in said:
         yield from _reentrant(workshop)
+    if operator:
+        yield from _saving(workshop, operator)
     yield Remedy(
         words="a copy of the arguments inside of the region",
         workshop=workshop,
@@ -107,6 +113,29 @@ def _options(workshop: Workshop) -> Iterator[Remedy]:
 def _with(variant: Any, name: str, *, value: bool) -> Strategy:
     changed: Strategy = dataclasses.replace(variant, **{name: value})
     return changed
+
+
+def _saving(workshop: Workshop, operator: str) -> Iterator[Remedy]:
+    """Yield a save list with an operator, or the one of the variant with it."""
+    variant = workshop.variant
+    if not isinstance(variant, Strategy):
+        overload = operator_called(operator)
+        if overload is not None:
+            words = f"context_fn=partial(create_selective_checkpoint_contexts, [torch.ops.{operator}])"
+            change = Intervention(change=partial(saving, overload))
+            yield Remedy(words=words, workshop=workshop, intervention=change)
+    elif isinstance(variant, SelectiveOp) and not isinstance(variant.save_ops, str):
+        listed = (*variant.save_ops, operator)
+        yield from _replaced(
+            workshop, f"save_ops={list(listed)}", partial(dataclasses.replace, variant, save_ops=listed)
+        )
+    elif isinstance(variant, Full):
+        arguments = {field.name: getattr(variant, field.name) for field in dataclasses.fields(variant)}
+        yield from _replaced(
+            workshop,
+            f"{SelectiveOp.__module__}.SelectiveOp(…, save_ops=[{operator!r}]) in its place",
+            partial(SelectiveOp, **arguments, save_ops=(operator,)),
+        )
 
 
 def _reentrant(workshop: Workshop) -> Iterator[Remedy]:

@@ -101,6 +101,8 @@ def ledger() -> Iterator[list[str]]:
         try:
             yield changed
         finally:
+            if not any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+                torch.clear_autocast_cache()
             changed += before.put_back()
             now = rng_states(torch.device("cpu"))
             changed += (f"generator {name}" for name in states if not torch.equal(states[name], now[name]))

@@ -33,9 +33,9 @@ _TIP = "Tip: "
 _TWICE = "already unpacked once"
 _DEEPEST = 6
 _OF_A_REGION = {  # in torch's words -> what it means for the region
-    "modified by an inplace operation": "an argument of it is changed in place; change a copy, x.clone()",
-    "has been mutated": "a tensor that is kept for it is changed in place; change a copy, x.clone()",
-    "not found in storage": "it runs an operator that its forward did not run, as state has changed since",
+    "modified by an inplace operation": "an argument of it is changed in place; perhaps x.clone() helps",
+    "has been mutated": "a tensor that is kept for it is changed in place; perhaps x.clone() helps",
+    "not found in storage": "it runs an operator that forward did not; perhaps state has changed since",
 }
 
 
@@ -65,8 +65,8 @@ def described(error: CheckpointError, loss: Tensor, model: nn.Module) -> Checkpo
         )
     needed = f", needed by operator {operator!r}" if operator else ""
     return CheckpointError(
-        f"the recomputation of {block} does not repeat its forward{needed}: it depends on something that has "
-        f"changed since. {torchs_words}"
+        f"the recomputation of {block} does not repeat its forward{needed}: perhaps something that it "
+        f"reads has changed since. {torchs_words}"
     )
 
 

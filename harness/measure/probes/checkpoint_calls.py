@@ -6,11 +6,12 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from strategies.estimate.anatomy import CONSTANTS
 from strategies.estimate.tensors import tensors_held_by
@@ -119,6 +120,24 @@ def to_the_end(call: CheckpointCall) -> CheckpointCall | None:
     """Run recomputations to their end."""
     stops = not call.is_reentrant and call.keywords.get("early_stop", True)
     return call.given(early_stop=False) if stops else None
+
+
+def saving(operator: Any, call: CheckpointCall) -> CheckpointCall | None:
+    """Keep what an operator gives, and compute nothing of it again."""
+    if call.is_reentrant or "context_fn" in call.keywords:
+        return None
+    return call.given(context_fn=partial(create_selective_checkpoint_contexts, [operator]))
+
+
+def operator_called(name: str) -> Any:
+    """Return the operator `aten.topk.default`; `None` where torch has none of the name."""
+    found: Any = torch.ops
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            return None
+    return found if isinstance(found, torch._ops.OpOverload) else None  # noqa: SLF001 (no public name)
 
 
 def copying(call: CheckpointCall) -> CheckpointCall | None:

@@ -450,8 +450,8 @@ _UNMATCHED = LikelyCause(
     fits=lambda seen: seen.part == "inert",
 )
 _UNAPPLIED = LikelyCause(
-    numbers=(29, 30, 31, 33, 63, 65),
-    title="checkpointing never took place: a flag that nothing reads, eval mode, a copy, blind hooks",
+    numbers=(29, 30, 31, 65),
+    title="checkpointing never took place: a flag that nothing reads, a copy, hooks that see nothing",
     advice="check what the variant changes of the model that is called",
     fits=lambda seen: seen.part == "inert",
 )

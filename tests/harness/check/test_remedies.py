@@ -125,6 +125,18 @@ class Counting(Block):
         return h.tanh()
 
 
+class Drawing(Block):
+    """Draws from a generator of its own, which nobody puts back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(1)
+
+    def between(self, h: Tensor) -> Tensor:
+        """Return what `down` reads."""
+        return h.sin() * torch.rand(h.shape, generator=self.generator)
+
+
 def _found(
     make: Callable[[], nn.Module], variant: Any, *, requires_grad: bool = False, **options: Any
 ) -> Neutrality:
@@ -147,6 +159,12 @@ HELPS: dict[str, tuple[Callable[[], nn.Module], Any, dict[str, Any], str]] = {
         "strategies.ac.full.Full(layers_fqn='layers', rewind=True) in its place",
     ),
     "a cache that is copied": (_cached, checkpointed(), {}, "a copy of the arguments inside of the region"),
+    "an operator that is saved": (
+        stack_of(Drawing),
+        checkpointed(),
+        {},
+        "context_fn=partial(create_selective_checkpoint_contexts, [torch.ops.aten.rand.generator])",
+    ),
     "the older implementation": (
         *(stack_of(Reading), checkpointed(), {"requires_grad": True}, "use_reentrant=True"),
     ),

@@ -101,7 +101,7 @@ def test_a_block_that_changes_its_argument_is_named(strategy: Strategy) -> None:
         loss.backward()
     message = str(explained(raised.value, loss, model))
     expected = (
-        "'1.0' cannot be recomputed: an argument of it is changed in place; change a copy, x.clone(). one of"
+        "'1.0' cannot be recomputed: an argument of it is changed in place; perhaps x.clone() helps. one of"
     )
     assert message.startswith(expected)
     assert "Hint" not in message
