@@ -6,6 +6,7 @@ gives to the pair around it: that of an enclosing checkpoint, of another region,
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,7 @@ from strategies.base import Observation, StrategyError
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.offload_kinds import OFFLOAD_KINDS, OffloadKind
 from strategies.regions.saved_tensors import Packed, kept, memory_of, moved
+from strategies.regions.versions import Version
 
 __all__ = ["HostLedger", "Offloading"]
 
@@ -75,6 +77,7 @@ class Offloading:
             try:
                 return body(*args, **kwargs)
             finally:
+                _not_compiled(_settle)(pack)
                 pack.enclosing = None  # the graph keeps `pack`, which must not keep what stands around
 
     @property
@@ -112,6 +115,8 @@ class _Pack:
         self.is_in_backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001
         self.enclosing: _Hooks | None = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001
         self._region = region
+        self._operator = -1
+        self._fresh: list[_Fresh] = []
         self._kept = KeptStorages(module, inputs)
         self._inputs = {_identity(tensor) for tensor in inputs} if region.kind != "all" else set()
         owned = chain(inputs, module.parameters(), module.buffers())
@@ -125,7 +130,21 @@ class _Pack:
             return self._packed_around(saved)
         if self.is_in_backward or local.device.type != self._device_type or local in self._kept:
             return kept(saved)
-        return moved(saved, local, ledger=self._region.ledger, region=self._region)
+        operator = torch._C._autograd._get_sequence_nr()  # type: ignore[attr-defined]  # noqa: SLF001 (no public way)
+        if operator != self._operator:
+            self.settle()
+            self._operator = operator
+        move = partial(moved, saved, local, ledger=self._region.ledger, region=self._region)
+        if saved.requires_grad or local._version or not saved.is_floating_point():  # noqa: SLF001 (as autograd checks it)
+            return move()
+        self._fresh.append(_Fresh(saved, move))
+        return self._fresh[-1]
+
+    def settle(self) -> None:
+        """Move what the operator before has saved: it has run by now."""
+        for each in self._fresh:
+            each.settle()
+        self._fresh.clear()
 
     def _is_chosen(self, local: Tensor) -> bool:
         if self._region.kind == "all":
@@ -139,8 +158,41 @@ class _Pack:
         return partial(unpack, pack(saved))
 
 
+class _Fresh:
+    """A tensor that an operator may be about to fill, as RReLU fills the noise that autograd saves before.
+
+    It is moved once the operator has run, which is known when the next one saves something; unless it was
+    written since, which is refused in backward.
+    """
+
+    __slots__ = ("_move", "_packed", "_version")
+
+    def __init__(self, saved: Tensor, move: Callable[[], Packed]) -> None:
+        self._packed, self._move = kept(saved), move
+        self._version = Version(counter=saved, expected=saved._version)  # noqa: SLF001 (as autograd checks it)
+
+    def settle(self) -> None:
+        """Move it."""
+        if not self._version.is_past():
+            self._packed = self._move()
+        del self._move, self._version
+
+    def __call__(self) -> Tensor:
+        return self._packed()
+
+
 def _unpack(packed: Packed) -> Tensor:
     return packed()
+
+
+def _settle(pack: _Pack) -> None:
+    pack.settle()
+
+
+def _not_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what torch.compile calls as it is, where it runs this code between two graphs."""
+    dynamo = sys.modules.get("torch._dynamo")  # nobody compiles who has not imported it
+    return function if dynamo is None else dynamo.disable(function)
 
 
 class KeptStorages:

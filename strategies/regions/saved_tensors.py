@@ -29,7 +29,7 @@ def kept(saved: Tensor) -> Packed:
     tensor = saved
     if saved.grad_fn is not None:
         tensor = alias_of_plain(saved) if type(saved) in PLAIN else saved.detach()
-        tensor = likened(tensor, type(saved), vars(saved))
+        tensor = likened(tensor, type(saved), attributes_of(saved))
     version = Version(counter=tensor, expected=saved._version)  # noqa: SLF001 (as autograd checks it)
 
     def unpack() -> Tensor:
@@ -54,7 +54,7 @@ def moved(saved: Tensor, local: Tensor, *, ledger: HostLedger, region: Hashable)
     local = local.resolve_conj().resolve_neg()
     copy = ledger.copy_of(local, version, region)
     dtype, view = local.dtype, (local.size(), local.stride(), local.storage_offset())
-    placed, attributes = _placed_as(saved), vars(saved)
+    placed, attributes = _placed_as(saved), attributes_of(saved)
     cls = Tensor if is_traceable_wrapper_subclass(saved) else type(saved)
 
     @torch.no_grad()
@@ -64,6 +64,11 @@ def moved(saved: Tensor, local: Tensor, *, ledger: HostLedger, region: Hashable)
         return likened(tensor if placed is None else placed(tensor), cls, attributes)
 
     return unpack
+
+
+def attributes_of(tensor: Tensor) -> Mapping[str, Any]:
+    """Return what Python has set on a tensor; nothing where a compiler records this code."""
+    return {} if torch.compiler.is_compiling() else vars(tensor)
 
 
 def likened(tensor: Tensor, cls: type[Tensor], attributes: Mapping[str, Any]) -> Tensor:

@@ -165,6 +165,10 @@ WRITTEN: dict[str, Any] = {
     "through its data, which has another": written_between_two_saves(lambda y: y.data.mul_(2)),
     "where nobody counts": written_between_two_saves(lambda y: y.detach().numpy().__imul__(2)),
     "in parts with counters of their own": written_parts,
+    "by an operator that saves its noise before it draws it": lambda m, x: nn.functional.rrelu(
+        x @ m.weight, training=True
+    ),
+    "by one that writes its input, too": lambda m, x: nn.functional.rrelu_(x @ m.weight, training=True),
     "by the cells of a GRU": lambda m, x: m.gru(x)[0],
     "by the cells of a packed LSTM": lambda m, x: m.lstm(pack_sequence([x, x[:3], x[:2]]))[0].data,
 }
@@ -177,12 +181,26 @@ def test_a_storage_written_between_two_saves_is_moved_twice(function: Any) -> No
     body.gru, body.lstm = nn.GRU(WIDTH, WIDTH), nn.LSTM(WIDTH, WIDTH)
     value, gradients = torch.randn(8, WIDTH), []
     for call in (body, enclosed(body)[1].block):
+        torch.manual_seed(1)
         x = value.clone().requires_grad_()
         call(x).square().sum().backward()
         gradients.append([x.grad, *(p.grad for p in body.parameters())])
         body.zero_grad()
     for expected, actual in zip(*gradients, strict=True):
         assert expected is actual is None or torch.equal(expected, actual)  # type: ignore[arg-type]
+
+
+def test_a_constant_that_is_written_after_it_was_saved_is_refused() -> None:
+    def function(_: nn.Module, x: Tensor) -> Tensor:
+        mask = torch.zeros(8, WIDTH)
+        y = x * mask
+        mask.mul_(2)
+        return y
+
+    for call in (Body(function), enclosed(Body(function))[1].block):
+        outputs = call(torch.ones(8, WIDTH, requires_grad=True))
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            outputs.sum().backward()
 
 
 def test_fake_tensors_are_moved_alike() -> None:
@@ -224,3 +242,22 @@ def test_parity_with_gradients_accumulated_over_two_batches() -> None:
     for expected, actual in zip(plain.parameters(), model.parameters(), strict=True):
         assert torch.equal(expected.grad, actual.grad)  # type: ignore[arg-type]
     assert differences(train_step(plain), train_step(model)) == []
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
+def test_a_compiler_may_record_around_the_hooks() -> None:
+    torch._dynamo.reset()
+    strategy, gradients = Offload(layers_fqn="layers"), []
+    for model in (
+        Stack(Block(bias=False, dropout=0.0)),
+        strategy.apply(Stack(Block(bias=False, dropout=0.0))),
+    ):
+        torch.manual_seed(0)
+        for parameter in model.parameters():
+            nn.init.normal_(parameter)
+        model.get_submodule("layers.0").compile(backend="eager")
+        x = torch.linspace(-1, 1, 4 * WIDTH).view(1, 4, WIDTH).requires_grad_()
+        model.get_submodule("layers.0")(x).square().sum().backward()
+        gradients.append([x.grad, *(parameter.grad for parameter in model.parameters())])
+    assert all(map(torch.equal, *gradients))
+    assert strategy.observe(model).offloaded_bytes > 0

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from strategies import StrategyError
 from strategies.regions.operator_names import resolve
 from strategies.regions.policy import selective_contexts
 from tests.strategies.toys import WIDTH
@@ -133,3 +134,14 @@ def test_gradients_are_those_without_a_region(make: Call, again: int) -> None:
     )
     assert all(map(torch.equal, expected, actual))  # type: ignore[arg-type]
     assert products - without == again
+
+
+def test_a_write_to_many_views_is_refused() -> None:
+    region = Region(lambda m, x: (y := [m.second(x)], torch._foreach_mul_(y, 2), y[0].sin())[2])
+    contexts = partial(selective_contexts, resolve(PRODUCTS, 0), set())
+    with pytest.raises(StrategyError) as error:
+        gradients(region, partial(checkpoint, region, use_reentrant=False, context_fn=contexts))
+    assert str(error.value) == (
+        "ac: aten._foreach_mul_.Scalar writes to views, and torch loses that where operators are watched, as "
+        "ac=selective_op does; write to one tensor at a time, or use ac=full"
+    )
