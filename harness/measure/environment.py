@@ -187,11 +187,18 @@ def _source_digest() -> str:
     return digest.hexdigest()
 
 
+_NO_FILE = "no file"
+"""What a path is called that has no content; whoever reads it refuses it."""
+
+
 def _fingerprint(path: Path) -> str:
     """Return the start of the SHA-256 of the content; of a large file, its size and time of change."""
-    status = path.stat()
+    try:
+        status = path.stat()
+    except OSError:  # a plan needs no data
+        return _NO_FILE
     if not stat.S_ISREG(status.st_mode):
-        return "no file"  # whoever reads it refuses it
+        return _NO_FILE
     if status.st_size > _READ_BYTES:
         return f"{status.st_size} bytes, {status.st_mtime_ns} ns"
     return hashlib.sha256(path.read_bytes()).hexdigest()[:_ID_DIGITS]

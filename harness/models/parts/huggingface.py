@@ -40,6 +40,7 @@ HEADS: Mapping[str, type[Any]] = {
 """Tables of the models that have a head, by what it predicts."""
 
 _DROPOUT_FIELD = re.compile(r"(_pdrop|dropout|dropout_prob|dropout_rate)$")
+_DTYPE_FIELDS = ("dtype", "torch_dtype")
 _TOKEN_FIELD = re.compile(r"(bos|eos|pad)_token_id$")
 _SIZES = {
     "n_layers": "num_hidden_layers",
@@ -274,7 +275,7 @@ def _in_words(value: Any) -> str:
 
 
 def _require_field(defaults: PretrainedConfig, name: str, dropout: float | None) -> None:
-    """Refuse an override of a field that the configuration lacks, and of a dropout that is set already."""
+    """Refuse an override of a field that the class lacks, that nothing reads, or that is set already."""
     where = f"model.overrides.{name}"
     if not hasattr(defaults, name):
         own = sorted(vars(defaults).keys() - vars(PretrainedConfig()).keys())
@@ -282,6 +283,8 @@ def _require_field(defaults: PretrainedConfig, name: str, dropout: float | None)
         meant = f"did you mean {close[0]!r}? " if close else ""
         problem = f"{type(defaults).__name__} has no such field; {meant}its own: {', '.join(own)}"
         raise ConfigError(where, problem)
+    if name in _DTYPE_FIELDS:
+        raise ConfigError(where, "is not read when a model is made; give dtype, such as dtype=bf16")
     if _DROPOUT_FIELD.search(name) and dropout is not None:
         problem = (
             f"every dropout of the model is set by model.dropout={dropout}; set that, or leave it at null"

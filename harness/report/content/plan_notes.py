@@ -17,8 +17,7 @@ def plan_notes(record: Record) -> Iterator[str]:
     """Yield what was changed of the model, who computes an example, and what became of plans."""
     if record.status != "ok":
         return
-    if record.trained is not None and record.trained.replaced:
-        yield f"not as the model's own code has it: {'; '.join(record.trained.replaced)}"
+    yield from replaced(record)
     yield from _example(record)
     plan = record.plan or {}
     yield from _chunks(record, plan.get("chunk") or {})
@@ -27,6 +26,12 @@ def plan_notes(record: Record) -> Iterator[str]:
     sharding = plan.get("sharding")
     if sharding is not None and _shards_nothing(sharding):
         yield f"nothing is sharded: {_who(record.experiment)} runs the whole model{_by(record.experiment)}"
+
+
+def replaced(record: Record) -> Iterator[str]:
+    """Yield what stands in for what the user's code decides, measured or predicted."""
+    if record.trained is not None and record.trained.replaced:
+        yield f"not as the model's own code has it: {'; '.join(record.trained.replaced)}"
 
 
 def _example(record: Record) -> Iterator[str]:

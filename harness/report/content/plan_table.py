@@ -11,6 +11,7 @@ from harness.records.fields import encode
 from harness.records.predicted_step import Outlook, SolvedField, assuming
 from harness.records.record import Record
 from harness.report.content.columns import NOTHING, Legend, failure
+from harness.report.content.plan_notes import replaced
 from harness.report.content.terminal_table import Sheet
 from harness.report.facts import quantities
 from harness.report.facts.labels import group_name, labels, mesh_sizes
@@ -267,6 +268,7 @@ def _about(row: PlannedPoint) -> Iterator[str]:
         yield f"{row.record.status}, {failure(row.record.error)}"
     if row.record.assumes:
         yield assuming(row.record.assumes)
+    yield from replaced(row.record)
     if row.solved is None:
         return
     if row.solved.value is None and row.needed_bytes is not None:

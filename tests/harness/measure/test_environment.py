@@ -130,6 +130,11 @@ class TestIdentity:
         os.utime(path, ns=(5, 5))
         assert describe("cpu", [path])["files"] == {str(path): "4 bytes, 5 ns"}
 
+    @pytest.mark.parametrize("name", ["absent.npy", ".", "absent/tokens.npy"])
+    def test_a_path_without_a_file_is_known_as_such(self, tmp_path: Path, name: str) -> None:
+        path = tmp_path / name
+        assert describe("cpu", [path])["files"] == {str(path): "no file"}
+
     def test_it_is_the_same_in_driver_and_rank(self) -> None:
         assert environment_id(describe("cpu")) == environment_id(describe(torch.device("cpu", 0)))
 

@@ -293,6 +293,11 @@ def test_llama_brings_its_tensor_parallel_plan(make_spec: MakeSpec) -> None:
             id="a dropout in the overrides",
         ),
         pytest.param(
+            {"overrides": {"dtype": "bfloat16"}},
+            "model.overrides.dtype: is not read when a model is made; give dtype, such as dtype=bf16",
+            id="a dtype in the overrides",
+        ),
+        pytest.param(
             {"overrides": {"hidden_size": 130, "n_head": 4}},
             "model.overrides: GPT2LMHeadModel refuses them: `embed_dim` must be divisible by num_heads "
             "(got `embed_dim`: 130 and `num_heads`: 4).",

@@ -138,6 +138,15 @@ def test_a_solved_field_is_a_column_and_the_fastest_is_marked() -> None:
     )
 
 
+def test_what_stands_in_for_the_users_choice_is_said_once() -> None:
+    trained = TrainedModel(elements={}, computes_in="float32", replaced=("use_cache: True -> False",))
+    rows = [row(ac, 20, 0.5) for ac in ("none", "full")]
+    rows = [replace(each, record=replace(each.record, trained=trained)) for each in rows]
+    said = "not as the model's own code has it: use_cache: True -> False"
+    assert plan_sheet(rows).notes[1:] == (f"none on shard2 and 1 more: {said}",)
+    assert rows[0].to_dict()["notes"] == [said]
+
+
 def test_kernels_of_another_device_are_said_once() -> None:
     rows = [replace(row(ac, 20, 0.5), is_stand_in=True) for ac in ("none", "full")]
     assert plan_sheet(rows).notes.count(KERNELS) == 1
