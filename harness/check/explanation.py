@@ -87,25 +87,30 @@ class Explanation:
         in_vain = []
         operator = "" if found.recomputation is None else found.recomputation.operator
         for remedy in remedies_of(self.workshop, said=str(first["actual"]), operator=operator):
-            helps = self._helps(remedy, steps)
-            if helps:
+            verdict = self._verdict_with(remedy, steps)
+            if verdict == "neutral":
                 return replace(found, remedy=f"with {remedy.words} it is neutral")
-            if helps is False and remedy.has_applied:
+            if verdict == "inert":
+                return replace(found, remedy=f"with {remedy.words} nothing differs, and it is inert")
+            if verdict == "differs":
                 in_vain.append(remedy.words)
         return replace(found, in_vain=tuple(in_vain), perhaps=advice)
 
-    def _helps(self, remedy: Remedy, steps: int) -> bool | None:
-        """Say whether the variant is neutral with a remedy; `None` where the remedy itself is refused.
+    def _verdict_with(self, remedy: Remedy, steps: int) -> str:
+        """Return the verdict with a remedy; empty where the remedy is refused, or changes nothing.
 
         Most that do not help are known by the steps that differ without them, and are not judged further.
         """
         scope = nullcontext() if remedy.intervention is None else remedy.intervention.active()
         try:
             with scope:
-                helps = self.is_equal(remedy.workshop, steps) and remedy.has_applied
-                return helps and self.judge(remedy.workshop).verdict == "neutral"
+                is_equal = self.is_equal(remedy.workshop, steps)
+                verdict = (
+                    self.judge(remedy.workshop).verdict if is_equal and remedy.has_applied else "differs"
+                )
         except ValueError:  # a strategy refuses the model, or the plain model does not train any more
-            return None
+            return ""
+        return verdict if remedy.has_applied else ""
 
     def _of_inert(self, found: Neutrality) -> Neutrality:
         """Return why a variant did nothing, as far as something says so."""
@@ -116,10 +121,10 @@ class Explanation:
         remedy = train_mode(self.workshop)
         if is_resting and not self.workshop.is_alone:  # nobody can try alone
             return replace(found, cause=str(IN_EVAL_MODE), perhaps=IN_EVAL_MODE.advice)
-        if is_resting and self._helps(remedy, 1):
+        if is_resting and self._verdict_with(remedy, 1) == "neutral":
             return replace(found, cause=str(IN_EVAL_MODE), remedy=f"with {remedy.words} it is neutral")
-        is_unnamed = "ever fired" not in (found.reason or "")
-        if isinstance(self.workshop.variant, Strategy) and is_unnamed:
+        is_known = any(words in (found.reason or "") for words in ("ever fired", "frees nothing"))
+        if isinstance(self.workshop.variant, Strategy) and not is_known:
             return found  # ours do not look at flags and modes
         cause_of = cause_of_inert(found.reason or "")
         return replace(found, cause=str(cause_of), perhaps=cause_of.advice)

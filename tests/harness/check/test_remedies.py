@@ -186,6 +186,25 @@ def test_says_what_was_tried_and_helps(case: str) -> None:
     assert f"remedy: with {words} it is neutral" in str(found)
 
 
+class Plain(nn.Module):
+    """One linear layer, of which a region keeps what it would free."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of the shape of `x`, (B, D)."""
+        outputs: Tensor = self.linear(x).tanh()
+        return outputs
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_a_remedy_that_leaves_nothing_to_gain_is_told_so() -> None:
+    found = _found(stack_of(Plain), checkpointed(use_reentrant=True))
+    assert found.remedy == "with use_reentrant=False nothing differs, and it is inert"
+
+
 class Unlisted(nn.Module):
     """Two blocks in no container, of which the second reads what the first has left."""
 
