@@ -132,7 +132,7 @@ RECORD_KEYS = {
     },
     "time": {
         "step_time_s", "ratio_to_baseline", "tokens_per_s", "mfu", "hfu", "peak_flops_per_s_source",
-        "peak_flops_per_s", "energy_j", "samples_s",
+        "peak_flops_per_s", "energy_j", "job_tokens_per_s", "samples_s",
     },
     "time.step_time_s": {"median", "p10", "p90", "count"},
     "time.ratio_to_baseline": {"median", "low", "high"},
