@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from strategies.estimate.anatomy import attributes
+from strategies.estimate.anatomy import HoldingKind, attributes, is_closed, kind_of
 
 CONSTANTS = (bool, int, float, complex, str, type(None), type(...), torch.dtype, torch.device)
 """Types that a graph holds as they are, beside tensors, and containers and slices of these."""
@@ -40,6 +40,8 @@ _GROUPS = ("_parameters", "_buffers", "_modules")
 _UNWATCHED = BOOKKEEPING.union(_GROUPS)
 _VALUES = (*CONSTANTS, bytes, range, slice)
 _OPAQUE = (nn.Module, type, FunctionType, MethodType, ModuleType)
+_PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
+"""Types of what long containers hold, which is not looked at one by one."""
 _OPEN = frozenset({"argparse", "collections", "enum", "functools", "types"})
 _CLOSED = (sys.stdlib_module_names | {"torch"}) - _OPEN
 """Packages whose objects are not looked into: loggers, locks, device meshes."""
@@ -156,17 +158,43 @@ def held_by(module: nn.Module, name: str, otherwise: Any = None) -> Any:
 
 
 @contextmanager
-def restored_generators() -> Iterator[None]:
-    """Leave the random number generators of Python, NumPy and torch on the CPU as they were."""
+def restored_generators(modules: Iterable[nn.Module] = ()) -> Iterator[None]:
+    """Leave the random number generators of Python, NumPy and torch on the CPU as they were.
+
+    Args:
+        modules: modules whose own generators are left so, too.
+    """
     # torch.get_rng_state is what meters of memory follow
     cpu = torch.default_generator.get_state()
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (users')
+    own = [(kind, each, kind.read(each)) for kind, each in _generators_of(modules)]
     try:
         yield
     finally:
+        for kind, each, state in own:
+            if kind.write is not None:
+                kind.write(each, state)
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002 (users')
         torch.default_generator.set_state(cpu)
+
+
+def _generators_of(modules: Iterable[nn.Module]) -> Iterator[tuple[HoldingKind, Any]]:
+    """Yield the generators among the attributes of modules, and in what these hold, each once."""
+    found = [value for module in modules for name, value in vars(module).items() if name not in _UNWATCHED]
+    seen = set[int]()
+    for value in found:  # grows
+        if id(value) in seen or isinstance(value, (*_VALUES, *_OPAQUE, Tensor, np.ndarray)):
+            continue
+        seen.add(id(value))
+        kind = kind_of(value)
+        if kind is None:
+            found += () if is_closed(value) else attributes(value).values()
+        elif kind.form == "generator":
+            yield kind, value
+        elif kind.form != "callable":
+            parts = [part for _, part in kind.parts(kind.read(value))]
+            found += () if _PLAIN.issuperset(map(type, parts)) else parts
 
 
 class SideEffects:

@@ -121,12 +121,12 @@ class Shadow:
     def listening(self, listener: Listener) -> Iterator[None]:
         """Run with tensors of this shadow and tell `listener` of every call of a module.
 
-        Random number generators are left as they were.
+        Random number generators are left as they were, those of modules included.
         """
         assert self.mode is not None
         self._tell(listener)
         try:
-            with restored_generators(), self.mode:
+            with restored_generators(self.model.modules()), self.mode:
                 yield
         finally:
             self._tell(None)

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from functools import cache
+from typing import Any
+from unittest import mock
 
+import numpy as np
 import pytest
+from torch import nn
 
 from strategies import StrategyError
 from strategies.shard.megatron import Megatron
@@ -68,3 +73,17 @@ def test_refuses_code_that_is_not_known_to_run_on_a_shard() -> None:
         "shard: the code between the linears that the model's tensor parallel plan splits is not known "
         f"to run on a shard of features: 'sort' at models.py:{line} reads 'relu'; use mesh.tp=1"
     )
+
+
+def test_planning_leaves_the_generators_of_modules_as_they_are() -> None:
+    model = meta(Chain)
+    numbers = np.random.default_rng(0)
+    model.blocks[0].numbers = numbers  # type: ignore[index, union-attr, assignment]
+    forward = type(model).forward
+
+    def drawing(self: nn.Module, *args: Any) -> Any:
+        return forward(self, *args) * float(numbers.random())  # type: ignore[arg-type]
+
+    with mock.patch.object(type(model), "forward", drawing), suppress(StrategyError):
+        Megatron().plan(model, SAMPLE, AXIS)
+    assert numbers.bit_generator.state == np.random.default_rng(0).bit_generator.state

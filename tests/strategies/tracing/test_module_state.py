@@ -101,6 +101,23 @@ def test_what_a_module_holds_is_read_without_running_it() -> None:
     assert held_by(module, "forward") is None
 
 
+def test_generators_of_modules_are_put_back() -> None:
+    module: Any = nn.Sequential(nn.Linear(2, 2))
+    module[0].numpy, module.words = np.random.default_rng(0), ["a"] * 3
+    module.held = {
+        "python": [random.Random(0)],
+        "config": SimpleNamespace(torch=torch.Generator().manual_seed(0)),
+    }
+    drawn = []
+    for _ in range(2):
+        with restored_generators(module.modules()):
+            python, config = module.held["python"][0], module.held["config"]
+            drawn.append(
+                (module[0].numpy.random(), python.random(), torch.rand(1, generator=config.torch).item())
+            )
+    assert drawn[0] == drawn[1]
+
+
 def test_generators_are_put_back() -> None:
     def draw() -> tuple[float, ...]:
         return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002 (users do)
