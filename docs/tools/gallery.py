@@ -154,6 +154,7 @@ def _section(entry: Entry, kept: Mapping[str, Mapping[str, Any]]) -> str:
     facts: Defect = entry.facts
     says = f"torch warns: `{facts.torch_says}`" if facts.torch_says else "torch says nothing"
     lines = [
+        f'<a id="n{entry.number}"></a>\n',  # what messages of the check point to
         f"### {_heading(entry)}\n",
         f"Measured: {measured(facts)}; {says}.\n",
         f"```python\n{entry.code}\n```\n",

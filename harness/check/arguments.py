@@ -67,6 +67,9 @@ def require_arguments(
     require_at_least("steps", steps, 1)
     if tolerance is not None and not isinstance(tolerance, Tolerance):
         raise ConfigError("tolerance", f"must be a strategies.Tolerance, got {tolerance!r}")
+    if torch.is_inference_mode_enabled():
+        problem = "the check is called within torch.inference_mode(), whose tensors take no gradient"
+        raise ConfigError("make", f"{problem}; call it outside")
     for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)

@@ -9,6 +9,8 @@ from typing import Any
 from harness.measure.probes.recomputed_values import Divergence, Margin
 from harness.records.parity_result import Parity
 
+_GALLERY = "docs/gallery/README.md"
+
 _SHOWN = 4
 """Names that a line lists."""
 
@@ -85,6 +87,7 @@ class Neutrality:
                 ("of this the recomputation reads", _listed(self.read_late)),
                 ("the recomputation reads, and nothing has changed", _listed(self.late_reads)),
                 ("likely cause", self.cause),
+                ("gallery", _links(self.cause)),
                 ("remedy", self.remedy),
                 ("none of these helps", "; ".join(self.in_vain)),
                 ("perhaps", self.perhaps),
@@ -98,6 +101,13 @@ class Neutrality:
 
 def _on_rank(rank: int | None) -> str:
     return "" if rank is None else f" on rank {rank}"
+
+
+def _links(cause: str) -> str:
+    """Return where the entries are that a cause names as `looks like gallery 3 or 9: …`."""
+    begin = cause.partition(":")[0] if cause.startswith("looks like gallery ") else ""
+    anchors = [f"#n{word}" for word in begin.split() if word.isdecimal()]
+    return f"{_GALLERY}{' '.join(anchors)}" if anchors else ""
 
 
 def _listed(names: tuple[str, ...]) -> str:

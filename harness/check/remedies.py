@@ -82,13 +82,13 @@ def remedies_of(workshop: Workshop, *, said: str, operator: str) -> Iterator[Rem
     yield from _options(workshop)
     if _ONCE in said:
         yield from _reentrant(workshop)
-    if operator:
-        yield from _saving(workshop, operator)
     yield Remedy(
         words="a copy of the arguments inside of the region",
         workshop=workshop,
         intervention=Intervention(change=copying),
     )
+    if operator:
+        yield from _saving(workshop, operator)
     yield from _other_strategies(workshop)
 
 

@@ -540,6 +540,12 @@ def test_a_tolerance_is_no_number() -> None:
         assert_neutral(Stack, batch(), checkpointed(), tolerance=0.1)  # type: ignore[arg-type]
 
 
+def test_a_check_within_inference_mode_is_refused() -> None:
+    message = r"^make: the check is called within torch.inference_mode\(\), .* call it outside$"
+    with torch.inference_mode(), pytest.raises(ConfigError, match=message):
+        assert_neutral(Stack, batch(), checkpointed())
+
+
 class Halved(Block):
     """Computes in half precision where training code asks for it."""
 

@@ -186,6 +186,11 @@ def test_says_what_was_tried_and_helps(case: str) -> None:
     assert f"remedy: with {words} it is neutral" in str(found)
 
 
+def test_numbers_of_the_gallery_are_links() -> None:
+    found = _found(Stack, checkpointed(preserve_rng_state=False))
+    assert "\n  gallery: docs/gallery/README.md#n11 #n27 #n60 #n61\n" in str(found)
+
+
 class Plain(nn.Module):
     """One linear layer, of which a region keeps what it would free."""
 
