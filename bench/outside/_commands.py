@@ -6,10 +6,35 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).parents[2]
+
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(_ROOT)}
+"""Environment in which commands find this checkout."""
+
+PROGRAM = (sys.executable, "-m", "harness")
+"""Words that start `acbench`."""
+
+NEEDS_SLURM = "needs Slurm"
+"""Answer of a case that cannot run here; it counts neither as right nor as wrong."""
+
+
+@contextmanager
+def private_slurm() -> Iterator[dict[str, str]]:
+    """Start a Slurm of one node for this user alone; yield the environment in which commands find it."""
+    with tempfile.TemporaryDirectory(prefix="s-") as folder:
+        environment = {"CLUSTER_DIR": folder, "CLUSTER_NODES": "1"}
+        cluster = str(_ROOT / "slurm" / "cluster.sh")
+        subprocess.run([cluster, "start"], env=os.environ | environment, check=True, capture_output=True)
+        try:
+            yield {"SLURM_CONF": str(Path(folder, "etc", "slurm.conf"))}
+        finally:
+            subprocess.run([cluster, "stop"], env=os.environ | environment, check=False, capture_output=True)
 
 
 def acbench(*words: str) -> subprocess.CompletedProcess[str]:
