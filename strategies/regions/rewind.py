@@ -471,12 +471,7 @@ class _Keeper:
         if module._modules:  # noqa: SLF001 (with those that are None)
             self.kept.append(_Children(module._modules, module._modules.copy()))  # noqa: SLF001
         for name, value in attributes.items():
-            if (
-                type(value) not in _CONSTANT
-                and name not in _NOT_READ
-                and name not in left
-                and not is_lent(value)
-            ):
+            if not _is_constant(value) and name not in _NOT_READ and name not in left and not is_lent(value):
                 self._keep(value, (number, name), DEEPEST)
         if left:
             self._seen.update(id(tensor) for name, tensor in module._buffers.items() if name in left)  # noqa: SLF001
@@ -485,7 +480,7 @@ class _Keeper:
 
     def _keep(self, value: Any, place: Place, depth: int) -> None:
         """Keep what `value` holds, down to `depth`."""
-        if type(value) in _CONSTANT or id(value) in self._seen:
+        if _is_constant(value) or id(value) in self._seen:
             return
         self._seen.add(id(value))
         if isinstance(value, Tensor):
@@ -616,6 +611,14 @@ def _are_constant(kind: HoldingKind, content: Any) -> bool:
     """Say whether nothing of what a long container holds can change, faster than by a look at each part."""
     parts = content.values() if kind.form in ("mapping", "callable") else content
     return kind.form in ("sequence", "mapping", "set") and _CONSTANT.issuperset(map(type, parts))
+
+
+def _is_constant(value: Any) -> bool:
+    """Say whether nobody changes a value in place, or it is a parameter: no part of a module's state.
+
+    Parameters of tensors without data and of DTensors have the class of these, and a mark.
+    """
+    return type(value) in _CONSTANT or (isinstance(value, Tensor) and getattr(value, "_is_param", False))
 
 
 def _address(tensor: Tensor) -> tuple[int, torch.Size]:

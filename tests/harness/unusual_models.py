@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -330,3 +330,23 @@ def a_tensor_for_inputs() -> Made:
 
 def wrong_names() -> Made:
     return _chain(), {"y": torch.randn(_ROWS, _WIDTH)}, _square
+
+
+def recurrent(kind: str) -> Made:
+    """Blocks of one recurrent layer, whose list of weights is an attribute beside its parameters."""
+    layer = {"LSTM": nn.LSTM, "GRU": nn.GRU, "RNN": nn.RNN}[kind]
+    blocks = [_FirstOf(layer(_WIDTH, _WIDTH, batch_first=True)) for _ in range(3)]
+    return (
+        nn.Sequential(OrderedDict(blocks=nn.Sequential(*blocks))),
+        (torch.randn(_ROWS, 6, _WIDTH),),
+        _square,
+    )
+
+
+class _FirstOf(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(x)[0]

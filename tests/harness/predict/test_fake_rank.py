@@ -52,6 +52,15 @@ def test_one_rank_is_predicted_to_the_byte(line: str) -> None:
     assert predicted.observation == measured.observation
 
 
+@pytest.mark.parametrize("ac", ["none", "nested", "full", "offload"])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_recurrent_layers_are_predicted_to_the_byte(kind: str, ac: str) -> None:
+    factory = "model=python model.factory=tests.harness.unusual_models:recurrent model.layers_fqn=blocks"
+    experiment = experiment_of(f"{factory} +model.kwargs.kind={kind} ac={ac}")
+    predicted, measured = fake_step(step_log(experiment, "cpu"), "cpu"), measured_step(experiment)
+    assert (predicted.memory, predicted.work) == (measured.memory, measured.work)
+
+
 _TWO_RANKS = {
     "replicas": "model=gpt_nano mesh=ddp2 ac=full",
     "shards on the host, and offloading": "model=llama_nano mesh=shard2 mesh.cpu_offload=true ac=offload",
