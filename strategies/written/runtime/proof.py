@@ -107,6 +107,6 @@ def main(*words: str) -> None:
     sys.path.insert(0, str(Path.cwd()))
     try:
         holds, how = proof(words[1], list(words[2:]))
-    except (AttributeError, ImportError, RuntimeError, ValueError) as error:
+    except (AttributeError, ImportError, RuntimeError, TypeError, ValueError) as error:
         holds, how = False, f"{type(error).__name__}: {error}"
     sys.exit(None if print(f"{NAME} {'holds' if holds else 'does not hold'}: {how}") or holds else 1)

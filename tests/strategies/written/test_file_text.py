@@ -244,6 +244,14 @@ def test_equal_blocks_share_a_row() -> None:
             id="another model",
         ),
         pytest.param(
+            FILES["full"],
+            "tests.strategies.toys:toy",
+            ["width=3"],
+            1,
+            "apply_ac does not hold: TypeError: toy() got an unexpected keyword argument 'width'",
+            id="an argument that the factory does not take",
+        ),
+        pytest.param(
             FILES["full"].replace("return own(block, *given", "return 1.01 * own(block, *given"),
             "tests.strategies.toys:toy",
             [],
