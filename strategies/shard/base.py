@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
+
 from strategies.base import Tolerance
-from strategies.shard.model import realisation
+from strategies.shard.model import proof, realisation
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,15 +61,26 @@ class Sharding:
         """
         raise NotImplementedError
 
-    def realise(self, model: nn.Module, plan: ShardPlan, mesh: DeviceMesh) -> nn.Module:
-        """Return `model`, changed in place to run as `plan` says; without communication.
+    def realise(
+        self, model: nn.Module, plan: ShardPlan, mesh: DeviceMesh, *, sample: tuple[Any, ...] | None = None
+    ) -> nn.Module:
+        """Return `model`, changed in place to run as `plan` says; without a sample without communication.
 
         Args:
             model: the one that was planned for, with the same parameters on every rank of the mesh.
             plan: what `plan` returned.
             mesh: mesh of one axis, with as many ranks.
+            sample: positional inputs, the same on every rank of the mesh. With them the realised model is
+                proven: it must do what the dense model does, which each rank computes once.
 
         Raises:
-            StrategyError: the mesh has another shape, or the model carries a plan or a region already.
+            StrategyError: the mesh has another shape, the model carries a plan or a region already, or does
+                something else than the dense model.
         """
-        return realisation.realise(model, plan, mesh)
+        if sample is None:
+            return realisation.realise(model, plan, mesh)
+        is_reduced = any(each.dtype in {torch.float16, torch.bfloat16} for each in model.parameters())
+        tolerance = self.reduced_tolerance if is_reduced else self.step_tolerance
+        realise = partial(realisation.realise, model, plan, mesh)
+        assert tolerance is not None
+        return proof.proven(realise, model, sample, tolerance=tolerance, mesh=mesh)

@@ -185,6 +185,7 @@ EXAMINED_BY = {
     "strategies/shard/model/forward_recording.py": "tests/strategies/shard/model/test_call_states.py",
     "strategies/shard/model/graph_building.py": "tests/strategies/shard/model/test_transformers.py",
     "strategies/shard/model/module_options.py": "tests/strategies/shard/model/test_graph.py",
+    "strategies/shard/model/proof.py": "tests/strategies/shard/model/test_realisation.py",
     "strategies/shard/model/shard_plan.py": "tests/strategies/shard/model/test_odd_models.py",
     "strategies/shard/model/soundness.py": "tests/strategies/shard/model/test_graph.py",
     "strategies/shard/none.py": "tests/strategies/shard/operators/test_module_operations.py",

@@ -37,14 +37,16 @@ class Planted(Sharding):
             right, modules=tuple(change(each) if each.fqn in fqns else each for each in right.modules)
         )
 
-    def realise(self, model: nn.Module, plan: ShardPlan, mesh: DeviceMesh) -> nn.Module:
+    def realise(
+        self, model: nn.Module, plan: ShardPlan, mesh: DeviceMesh, *, sample: tuple[Any, ...] | None = None
+    ) -> nn.Module:
         if self.error == "two ranks have each other's shards":
             weight = model.get_parameter(f"{_ATTENTION}.wq.weight")
             weight.data = weight.data.roll(len(weight) // 2, 0)
         if self.error == "a bias is dropped":
             model.get_submodule(_ROW).register_forward_hook(_without_bias)
         # not by `super()`: slots=True makes a new class, so a bare one would look at the one it replaced
-        return Sharding.realise(self, model, plan, mesh)
+        return Sharding.realise(self, model, plan, mesh, sample=sample)
 
 
 def _without_bias(module: nn.Module, _args: Any, output: Tensor) -> Tensor:

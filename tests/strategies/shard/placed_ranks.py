@@ -84,6 +84,22 @@ def planted(_rank: int, strategy: Sharding, fqn: str, what: str) -> list[str]:
     return _differences(dense, model, _step(model))
 
 
+def proof_of(_rank: int, strategy: Sharding, fqn: str, what: str) -> str:
+    """Return what the proof says of a plan in which one module forgets a reduction; nothing if none does."""
+    model = _dense()
+    plan = _planned(strategy, model)
+    plan = _forgetting(plan, fqn, what) if fqn else plan
+    state, before = torch.get_rng_state(), [each.grad for each in model.parameters()]
+    try:
+        strategy.realise(model, plan, mesh_of((2,)), sample=(_tokens(),))
+    except StrategyError as error:
+        return str(error)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [each.grad for each in model.parameters()] == before
+    assert _differences(_dense(), model, _step(model)) == []
+    return ""
+
+
 def _forgetting(plan: ShardPlan, fqn: str, what: str) -> ShardPlan:
     def forget(option: Any) -> Any:
         if what == "parameters":

@@ -4,12 +4,16 @@ from collections import Counter
 from functools import cache
 
 import pytest
+import torch
+from torch import nn
 
 from bench.collectives import Counts
+from strategies.base import StrategyError
 from strategies.shard.base import Sharding
 from strategies.shard.candidate import OneCandidate
 from strategies.shard.cheapest import Cheapest
 from strategies.shard.megatron import Megatron
+from strategies.shard.model.proof import Results
 from tests.rank_pool import RankPool
 from tests.strategies.shard import placed_ranks
 
@@ -67,6 +71,34 @@ def test_a_forgotten_reduction_is_seen(
     pool2: RankPool, strategy: Sharding, fqn: str, what: str, wrong: list[str]
 ) -> None:
     assert pool2.run(placed_ranks.planted, strategy, fqn, what) == [wrong, wrong]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "fqn", "what", "first"),
+    [
+        pytest.param(Megatron(), "", "", None, id="nothing"),
+        pytest.param(_BATCH, "blocks.1.down", "parameters", "blocks.1.down.weight", id="weight gradients"),
+        pytest.param(Megatron(), "blocks.0.up", "input", "embedding.weight", id="input gradients"),
+    ],
+)
+def test_a_plan_is_proven_with_a_sample(
+    pool2: RankPool, strategy: Sharding, fqn: str, what: str, first: str | None
+) -> None:
+    found = pool2.run(placed_ranks.proof_of, strategy, fqn, what)
+    if first is None:
+        assert found == ["", ""]
+        return
+    begin = f"shard: the plan does not do what the dense model does: the gradient of {first!r} is "
+    remedy = "take out of forward what no plan follows, or use shard=none"
+    end = f" off, where 0.0001 of the largest is allowed; {remedy}"
+    assert all(each.startswith(begin) and each.endswith(end) for each in found)
+
+
+def test_what_draws_random_numbers_is_not_proven() -> None:
+    with pytest.raises(StrategyError) as refused:
+        Results.of(nn.Sequential(nn.Linear(2, 2), nn.Dropout()), (torch.ones(2),))
+    problem = "'Sequential' draws random numbers, and each rank draws its own"
+    assert str(refused.value) == f"shard: {problem}; prove it in evaluation, or with dropout 0"
 
 
 def test_only_what_is_split_becomes_a_dtensor(pool2: RankPool) -> None:
