@@ -70,31 +70,34 @@ class Explanation:
             unpacked="" if saved is None else saved[1].unpacked,
             functions=() if saved is None else tuple(sorted(saved[1].functions - saved[0].functions)),
         )
-        cause = None if evidence is None else likely_cause(evidence)
-        return self._with_remedy(found, cause)
+        assert evidence is not None, "something differs"
+        hides_error = (
+            found.first["part"] == "hides_error"
+        )  # the plain model is at fault: no option mends that
+        if hides_error or not self.workshop.is_alone or self.workshop.is_compiled:
+            return _guessed(found, likely_cause(evidence), with_option=not hides_error)
+        found = self._with_remedy(found)
+        applied = [*found.in_vain, *([found.remedy.split(" ")[1]] if found.remedy else ())]
+        cause = likely_cause(evidence, applied)
+        advice = "" if cause is None or found.remedy else cause.advice
+        return replace(found, cause="" if cause is None else str(cause), perhaps=advice)
 
-    def _with_remedy(self, found: Neutrality, cause: LikelyCause | None) -> Neutrality:
+    def _with_remedy(self, found: Neutrality) -> Neutrality:
         """Return the same with the first remedy that helps, or with all that were tried in vain."""
         first = found.first or {}
-        found = replace(found, cause="" if cause is None else str(cause))
-        advice = "" if cause is None else cause.advice
-        if first["part"] == "hides_error":  # the plain model is at fault, and no option mends that
-            return replace(found, perhaps=advice)
-        if not self.workshop.is_alone or self.workshop.is_compiled:
-            guesses = (cause.option, advice) if cause is not None else ()
-            return replace(found, perhaps=", or ".join(filter(None, guesses)))
         steps = first.get("step", 0) + 1 if first["probe"] == "parity" else 1
-        in_vain = []
         operator = "" if found.recomputation is None else found.recomputation.operator
+        in_vain: list[str] = []
         for remedy in remedies_of(self.workshop, said=str(first["actual"]), operator=operator):
             verdict = self._verdict_with(remedy, steps)
             if verdict == "neutral":
-                return replace(found, remedy=f"with {remedy.words} it is neutral")
+                return replace(found, remedy=f"with {remedy.words} it is neutral", in_vain=tuple(in_vain))
             if verdict == "inert":
-                return replace(found, remedy=f"with {remedy.words} nothing differs, and it is inert")
+                remedied = f"with {remedy.words} nothing differs, and it is inert"
+                return replace(found, remedy=remedied, in_vain=tuple(in_vain))
             if verdict == "differs":
                 in_vain.append(remedy.words)
-        return replace(found, in_vain=tuple(in_vain), perhaps=advice)
+        return replace(found, in_vain=tuple(in_vain))
 
     def _verdict_with(self, remedy: Remedy, steps: int) -> str:
         """Return the verdict with a remedy; empty where the remedy is refused, or changes nothing.
@@ -128,3 +131,11 @@ class Explanation:
             return found  # ours do not look at flags and modes
         cause_of = cause_of_inert(found.reason or "")
         return replace(found, cause=str(cause_of), perhaps=cause_of.advice)
+
+
+def _guessed(found: Neutrality, cause: LikelyCause | None, *, with_option: bool) -> Neutrality:
+    """Return the same with a cause of which nothing was tried."""
+    if cause is None:
+        return found
+    guesses = (cause.option if with_option else "", cause.advice)
+    return replace(found, cause=str(cause), perhaps=", or ".join(filter(None, guesses)))

@@ -41,7 +41,7 @@ class Neutrality:
         margins: how close each choice of the largest numbers, such as a router's, is to another one.
         cause: what this looks like; empty where nothing known does.
         remedy: a change with which the check was run again and the variant is neutral; empty without one.
-        in_vain: changes with which it was run again and is not.
+        in_vain: changes with which it was run again before, and is not.
         perhaps: what may help, and was not tried.
         left_behind: global state that a model of the check has changed, such as a flag of torch or a function
             of a class; it was put back.
@@ -89,7 +89,7 @@ class Neutrality:
                 ("likely cause", self.cause),
                 ("gallery", _links(self.cause)),
                 ("remedy", self.remedy),
-                ("none of these helps", "; ".join(self.in_vain)),
+                ("none of these helps", "" if self.remedy else "; ".join(self.in_vain)),
                 ("perhaps", self.perhaps),
                 ("left behind, and put back", _listed(self.left_behind)),
             )

@@ -87,9 +87,9 @@ def remedies_of(workshop: Workshop, *, said: str, operator: str) -> Iterator[Rem
         workshop=workshop,
         intervention=Intervention(change=copying),
     )
+    yield from _other_strategies(workshop)
     if operator:
         yield from _saving(workshop, operator)
-    yield from _other_strategies(workshop)
 
 
 def train_mode(workshop: Workshop) -> Remedy:

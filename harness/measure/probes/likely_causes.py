@@ -71,9 +71,19 @@ class Evidence:
         """Say whether the first recomputed value that differs is a random one."""
         return self.divergence is not None and any(word in self.divergence.operator for word in _DRAWING)
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether anything ran again; of compiled code nobody knows."""
+        return bool(self.recomputed_ops) or self.is_compiled
+
     def changes(self, part: str, *words: str) -> bool:
-        """Say whether a part differs, first in something with one of `words` in its name if any are given."""
-        name = self.differing.get(part)
+        """Say whether a recomputation changes a part: one runs, and the part differs.
+
+        Args:
+            part: part of the comparison.
+            words: one of these is in the name of what differs first; none stands for any name.
+        """
+        name = self.differing.get(part) if self.recomputes else None
         return name is not None and (not words or any(word in name for word in words))
 
 
@@ -87,6 +97,7 @@ class LikelyCause:
         fits: says whether evidence looks like it.
         advice: what to change in the model or around it; nobody can try that but its author.
         option: what to ask of the checkpoint instead, which can be tried.
+        needs_option: it happens only where the option changes something, such as a reentrant region.
     """
 
     numbers: tuple[int, ...]
@@ -94,6 +105,7 @@ class LikelyCause:
     fits: Callable[[Evidence], bool]
     advice: str = ""
     option: str = ""
+    needs_option: bool = False
 
     def __str__(self) -> str:
         where = f"gallery {' or '.join(map(str, self.numbers))}: " if self.numbers else ""
@@ -191,6 +203,7 @@ CAUSES = (
         numbers=(18, 19, 48),
         title="a reentrant region trains nothing: no input requires a gradient, or its output is no tensor",
         option="use_reentrant=False",
+        needs_option=True,
         advice="enable_input_require_grads()",
         fits=lambda seen: bool(seen.lost) and not seen.recomputed_ops,
     ),
@@ -211,7 +224,9 @@ CAUSES = (
         numbers=(6, 36),
         title="the recomputation takes another branch, whose parameters get the gradient",
         advice="choose the branch outside of the region, and pass the choice as an argument",
-        fits=lambda seen: bool(seen.lost or seen.gained) and not seen.changes("rng_state"),
+        fits=lambda seen: (
+            bool(seen.lost or seen.gained) and seen.recomputes and not seen.changes("rng_state")
+        ),
     ),
     LikelyCause(
         numbers=(3, 9, 59),
@@ -256,12 +271,14 @@ CAUSES = (
         numbers=(56, 57),
         title="a hook of a weight runs for parts of its gradient: each reentrant region has its own backward",
         option="use_reentrant=False",
+        needs_option=True,
         fits=lambda seen: seen.has_changed("gradient hook") and seen.changes("gradients"),
     ),
     LikelyCause(
         numbers=(49,),
         title="what a region leaves in an attribute has no graph where its forward is reentrant",
         option="use_reentrant=False",
+        needs_option=True,
         advice="return it from the region",
         fits=lambda seen: (
             seen.part == "gradients" and seen.has_changed("attribute") and seen.divergence is None
@@ -528,6 +545,18 @@ def _first(finding: Finding | Mapping[str, Any] | None, parity: Parity | None) -
     return finding
 
 
-def likely_cause(seen: Evidence) -> LikelyCause | None:
-    """Return what a difference looks like; `None` where nothing known does."""
-    return next((cause for cause in CAUSES if cause.fits(seen)), None)
+def likely_cause(seen: Evidence, applied: Collection[str] | None = None) -> LikelyCause | None:
+    """Return what a difference looks like; `None` where nothing known does.
+
+    Args:
+        seen: what is known of the difference.
+        applied: options that were tried and changed something; `None` where nobody tried.
+    """
+    return next(
+        (
+            cause
+            for cause in CAUSES
+            if cause.fits(seen) and (applied is None or not cause.needs_option or cause.option in applied)
+        ),
+        None,
+    )

@@ -137,6 +137,24 @@ class Drawing(Block):
         return h.sin() * torch.rand(h.shape, generator=self.generator)
 
 
+class Alone(nn.Module):
+    """Two blocks in no container."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Drawing(), Drawing()
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """The blocks."""
+        return [self.first, self.second]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of shape (B, D)."""
+        outputs: Tensor = self.second(self.first(x))
+        return outputs
+
+
 def _found(
     make: Callable[[], nn.Module], variant: Any, *, requires_grad: bool = False, **options: Any
 ) -> Neutrality:
@@ -160,7 +178,7 @@ HELPS: dict[str, tuple[Callable[[], nn.Module], Any, dict[str, Any], str]] = {
     ),
     "a cache that is copied": (_cached, checkpointed(), {}, "a copy of the arguments inside of the region"),
     "an operator that is saved": (
-        stack_of(Drawing),
+        Alone,
         checkpointed(),
         {},
         "context_fn=partial(create_selective_checkpoint_contexts, [torch.ops.aten.rand.generator])",
@@ -182,7 +200,8 @@ HELPS: dict[str, tuple[Callable[[], nn.Module], Any, dict[str, Any], str]] = {
 def test_says_what_was_tried_and_helps(case: str) -> None:
     make, variant, options, words = HELPS[case]
     found = _found(make, variant, **options)
-    assert (found.remedy, found.in_vain, found.perhaps) == (f"with {words} it is neutral", (), "")
+    assert (found.remedy, found.perhaps) == (f"with {words} it is neutral", "")
+    assert "none of these helps" not in str(found)
     assert f"remedy: with {words} it is neutral" in str(found)
 
 
@@ -320,3 +339,14 @@ def test_a_plain_model_that_checkpoints_itself_is_told_so() -> None:
     assert (found.verdict, found.cause) == ("inert", "the plain model checkpoints itself already")
     assert found.notes[0].startswith("the plain model checkpoints itself already: it computes ")
     assert "checkpointed twice" in found.notes[1]
+
+
+def test_what_no_region_makes_is_not_blamed_on_a_reentrant_one() -> None:
+    def detaching(model: Stack) -> None:
+        inner = model.layers[1].forward
+        model.layers[1].forward = lambda x: inner(x.detach())
+
+    found = _found(Stack, detaching)
+    assert found.lost[:1] == ("layers.0.up.weight",)
+    assert found.cause.startswith("looks like gallery 20 or 51 or 52: a region loses gradients")
+    assert "layers_fqn='layers'" in found.remedy

@@ -128,6 +128,7 @@ def test_nothing_known_is_said_by_nothing() -> None:
         {"recomputed_ops": ()},
         {"probe": "between", "recomputed_ops": ()},
         {"probe": "between", "name": "(backward)"},
+        {"differing": {"buffers": "norm.running_mean"}, "recomputed_ops": ()},
     ],
     ids=[
         "a forward that raises",
@@ -135,10 +136,17 @@ def test_nothing_known_is_said_by_nothing() -> None:
         "gradients of a variant that recomputes nothing",
         "micro-batches of a variant that recomputes nothing",
         "a backward that raises with micro-batches in flight",
+        "a buffer of a variant that recomputes nothing",
     ],
 )
 def test_no_cause_is_guessed_from_little(seen: dict[str, object]) -> None:
     assert likely_cause(dataclasses.replace(NOTHING, **seen)) is None  # type: ignore[arg-type]
+
+
+def test_a_cause_that_needs_an_option_is_out_where_that_changes_nothing() -> None:
+    seen = dataclasses.replace(NOTHING, lost=("w",), recomputed_ops=())
+    assert "reentrant" in str(likely_cause(seen, ["use_reentrant=False"]))
+    assert "a region loses gradients" in str(likely_cause(seen, []))
 
 
 def test_each_cause_has_advice_or_an_option() -> None:
