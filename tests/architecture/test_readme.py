@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -59,10 +61,24 @@ def test_the_readme_is_short() -> None:
     assert [line for line in lines if len(line) > _MOST_COLUMNS] == []
 
 
-def test_table_of_the_demo_stands_in_the_first_screen() -> None:
+def test_the_answer_stands_in_the_first_screen() -> None:
     first_screen = _TEXT.splitlines()[:25]
-    assert "make demo" in "\n".join(first_screen)
-    assert any(line.startswith("| variant | mesh | verdict |") for line in first_screen)
+    assert any(line.startswith("$ acbench-fit ") for line in first_screen)
+    assert any(line.startswith("USE ") for line in first_screen)
+
+
+@pytest.mark.matrix
+@pytest.mark.slow
+def test_the_first_screen_is_what_its_commands_print(tmp_path: Path) -> None:
+    shutil.copy(_ROOT / "examples" / "my_models.py", tmp_path)
+    console = re.search(
+        r"\n\$ (acbench-fit .*?)\n(.*?)\n\$ (python .*?)  +#.*?\n(.*?)\n```", _TEXT, re.DOTALL
+    )
+    assert console is not None
+    for command, printed in (console.groups()[:2], console.groups()[2:]):
+        words = [str(Path(sys.executable).parent / command.split()[0]), *command.split()[1:]]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert printed in done.stdout
 
 
 def test_example_variant_is_complete(last_blocks: type[Recomputing]) -> None:

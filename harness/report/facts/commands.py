@@ -17,6 +17,7 @@ _CONF = next(folder for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf") 
 _GROUPS = ("model", "mesh", "ac", "chunk", "shard", "data", "protocol")
 _CHOICE_KEYS = ("name", "family")
 _FACTORY = "factory"  # the option of a model that is made by the user
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _PLAIN_WORD = re.compile(r"[A-Za-z_][\w.]*")
 _REFERENCE = re.compile(r"\$\{(\w+)\.(\w+)\}")
 _MEANT_OTHERWISE = ("null", "true", "false", "nan", "inf")
@@ -86,9 +87,9 @@ def _options(
         if option in _CHOICE_KEYS:
             continue
         if option not in defaults:
-            yield f"+{group}.{option}={_written(value)}"
+            yield f"+{group}.{option}={_alone(value)}"
         elif _resolved(defaults[option], experiment) != value:
-            yield f"{group}.{option}={_written(value)}"
+            yield f"{group}.{option}={_alone(value)}"
 
 
 def _resolved(value: Any, experiment: Mapping[str, Any]) -> Any:
@@ -110,6 +111,11 @@ def _written(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(_written, value)) + "]"
     return json.dumps(value)
+
+
+def _alone(value: Any) -> str:
+    """Return `value` as the whole of an override, where `module:function` needs no quotes."""
+    return value if isinstance(value, str) and _FUNCTION.fullmatch(value) else _written(value)
 
 
 def _quoted(text: str) -> str:

@@ -28,7 +28,7 @@ CASES = {
     ),
     "words that mean something else, and a colon": (
         ["model=python", "model.factory=a.b:make", "model.layers_fqn='null'"],
-        """acbench model=python 'model.layers_fqn='"'"'null'"'"'' 'model.factory='"'"'a.b:make'"'"''""",
+        """acbench model=python 'model.layers_fqn='"'"'null'"'"'' model.factory=a.b:make""",
     ),
     "a name and arguments of the user's": (
         [
@@ -38,11 +38,11 @@ CASES = {
             "model.layers_fqn=x",
             "++model.kwargs.width=4",
         ],
-        """acbench model=python model.name=wide model.layers_fqn=x 'model.factory='"'"'a.b:make'"'"'' 'model.kwargs={width: 4}'""",  # noqa: E501
+        """acbench model=python model.name=wide model.layers_fqn=x model.factory=a.b:make 'model.kwargs={width: 4}'""",  # noqa: E501
     ),
     "a dtype where the model's own is usual": (
         ["model=python", "model.factory=a.b:make", "model.layers_fqn=x", "dtype=fp32"],
-        """acbench model=python model.layers_fqn=x 'model.factory='"'"'a.b:make'"'"'' dtype=fp32""",
+        """acbench model=python model.layers_fqn=x model.factory=a.b:make dtype=fp32""",
     ),
     "scalars": (
         ["learning_rate=3e-4", "dtype=bf16", "seed=7"],
