@@ -27,7 +27,7 @@ LEGEND: Legend = {
         "step time vs baseline: median ratio [95 % interval]; ≈1: cannot be told from 1, because the "
         "interval reaches 1 ± 0.01."
     ),
-    ("recomputed FLOPs",): "FLOPs: of matmuls, convolutions and attention.",
+    ("recomputed FLOPs",): "FLOPs: of products, convolutions, attention, recurrent layers and transforms.",
     ("tokens/s", "MFU / HFU"): (
         "tokens/s (a device), MFU, HFU (of a published peak): of the sweep's baseline, divided by the ratio."
     ),
