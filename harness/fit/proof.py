@@ -18,12 +18,16 @@ from harness.experiment.experiment import Experiment, name_of
 from harness.fit.options import Option, Proof
 from harness.fit.subject import Subject
 from harness.models.base import ModelSpec
+from harness.predict.prediction import step_of
 from harness.records import files
 from harness.trial.batches import batches
 from strategies import StrategyError
 from strategies.ac.budget import Budget
 from strategies.regions.blocks import find_blocks
 from strategies.written.loaded_file import apply_of
+
+_SMALL_BYTES = 64 << 20
+"""Peak of a step that is trained as it is."""
 
 _FRACTIONS = (0.6, 0.8, 0.95)
 """Budgets of a plan for the small model, of its own peak: the first that a plan keeps."""
@@ -115,11 +119,11 @@ def _variants(option: Option, experiment: Experiment) -> Iterator[Any]:
     names = list(find_blocks(model, **_named(experiment)))
     if option.write is None:
         ac = option.experiment.ac
-        yield from (
-            [ac]
-            if name_of(ac) != "budget"
-            else (Budget(**_named(experiment), fraction=fraction) for fraction in _FRACTIONS)
-        )
+        is_same = replace(experiment, ac=ac) == option.experiment
+        if name_of(ac) != "budget" or is_same:
+            yield ac
+        else:
+            yield from (Budget(**_named(experiment), fraction=fraction) for fraction in _FRACTIONS)
         return
     text = option.write(names)
     if text is not None:
@@ -136,6 +140,8 @@ def _named(experiment: Experiment) -> dict[str, Any]:
 def _small(subject: Subject) -> tuple[Experiment, str] | None:
     """Return the same step with a model that fits here, in words too; `None` where there is none."""
     experiment = subject.experiment
+    if step_of(subject.plain, "cpu").memory.peak_bytes <= _SMALL_BYTES:
+        return experiment, "the step as it is"
     if subject.has_batch:
         experiment = replace(experiment, batch_size=min(experiment.batch_size, _SAMPLES))
     if experiment.model.reads_tokens():

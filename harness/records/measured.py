@@ -236,6 +236,10 @@ class MeasuredTime:
     energy_j: float | None = None
 
 
+AROUND = "regions stand around"
+"""How the remark begins that questions which blocks have regions."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedModel:
     """The model before any strategy, as its factory made it, and what was changed of it.

@@ -16,7 +16,7 @@ from harness.experiment.experiment import Experiment
 from harness.measure.work.compiled_graphs import CompiledGraphs
 from harness.models.base import Batch, LossFunction
 from harness.models.parts import made_model
-from harness.records.measured import TrainedModel
+from harness.records.measured import AROUND, TrainedModel
 from harness.trial import checkpoint_errors, forward_errors
 from harness.trial.compilation import Backend, Backends, alike, compile_model
 from harness.trial.parallel import parallelise_tensors, replicate, shard_fsdp1, shard_fsdp2
@@ -25,6 +25,7 @@ from harness.trial.planned_step import build, planned_step
 from harness.trial.precision import autocast, compute_dtype
 from harness.trial.without_dropout import STILL
 from strategies import CallSite, JoinsLoss, LossInputs, Observation, PlansForStep, call_site_of
+from strategies.regions import block_search
 from strategies.regions.blocks import children_of, find_blocks, submodule
 from strategies.regions.region import regions
 from strategies.shard.model.shard_plan import ShardPlan
@@ -139,9 +140,9 @@ def assemble(
         sharding = plan_sharding(experiment, sample.inputs, device)
     backend = backend or Backends().of(experiment)
     model, loss, changed = build(experiment, device)
-    trained = _trained(experiment, model, changed)
     units = children_of(model, experiment.model.layers_fqn) if experiment.model.layers_fqn else {}
     blocks = _reported(model, units, experiment)
+    trained = _trained(experiment, model, changed, _questions(experiment, model))
 
     model = model if is_dense else _shard(model, experiment, devices, sharding)
     model = _chunk(model, loss, experiment, device, sample, is_dense=is_dense, plans=plans)
@@ -185,7 +186,18 @@ def _observe(
     )
 
 
-def _trained(experiment: Experiment, model: nn.Module, changed: dict[str, int]) -> TrainedModel:
+def _questions(experiment: Experiment, model: nn.Module) -> tuple[str, ...]:
+    """Return what is to be asked about the blocks that AC is given."""
+    ac = experiment.ac
+    if getattr(ac, "module_classes", ()) or not getattr(ac, "layers_fqn", ""):
+        return ()
+    asked = block_search.question(model, children_of(model, ac.layers_fqn))  # type: ignore[attr-defined]
+    return () if asked is None else (f"{AROUND} {asked}",)
+
+
+def _trained(
+    experiment: Experiment, model: nn.Module, changed: dict[str, int], questions: tuple[str, ...]
+) -> TrainedModel:
     """Return what is trained, and on which inputs."""
     spec = experiment.model
     inputs = "tokens" if spec.reads_tokens() else "samples"
@@ -196,7 +208,7 @@ def _trained(experiment: Experiment, model: nn.Module, changed: dict[str, int]) 
         computes_in=made_model.dtype_name(compute_dtype(experiment, model)),
         changed=changed,
         inputs=inputs,
-        remarks=spec.remarks(),
+        remarks=(*spec.remarks(), *questions),
         replaced=_replaced(experiment),
     )
 

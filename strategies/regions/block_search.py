@@ -82,6 +82,23 @@ def same_class_elsewhere(model: nn.Module, chosen: Mapping[str, nn.Module]) -> d
     }
 
 
+def question(model: nn.Module, chosen: Mapping[str, nn.Module]) -> str | None:
+    """Return of how many modules of a class regions stand around some, and the remedy; `None` where of all.
+
+    Args:
+        model: a plain model.
+        chosen: modules with regions, by FQN.
+    """
+    elsewhere = same_class_elsewhere(model, chosen)
+    beside = sum(_size(model.get_submodule(fqn)) for fqn in elsewhere)
+    inside = sum(map(_size, chosen.values()))
+    if beside <= _LEAST_SHARE * (inside + beside):
+        return None
+    name, left = Counter(elsewhere.values()).most_common(1)[0]
+    count = sum(plain_class(module).__name__ == name for module in chosen.values())
+    return f"{count} of {count + left} {name}; try ac.module_classes=[{name}]"
+
+
 def is_under(fqn: str, outer: str) -> bool:
     """Whether a module is `outer` or lies in it."""
     return not outer or f"{fqn}.".startswith(f"{outer}.")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from harness.records.measured import AROUND
 from harness.records.record import Record
 from harness.report.facts.labels import group_name, mesh_sizes
 from harness.report.facts.number_words import human_bytes
@@ -15,6 +16,7 @@ _SHARDED = re.compile(r"S\d")  # in the name of a candidate, as in `RS0 = RR x R
 
 def plan_notes(record: Record) -> Iterator[str]:
     """Yield what was changed of the model, who computes an example, and what became of plans."""
+    yield from questions(record)
     if record.status != "ok":
         return
     yield from replaced(record)
@@ -32,6 +34,12 @@ def replaced(record: Record) -> Iterator[str]:
     """Yield what stands in for what the user's code decides, measured or predicted."""
     if record.trained is not None and record.trained.replaced:
         yield f"not as the model's own code has it: {'; '.join(record.trained.replaced)}"
+
+
+def questions(record: Record) -> Iterator[str]:
+    """Yield what is asked about the blocks that have regions."""
+    if record.trained is not None:
+        yield from (each for each in record.trained.remarks if each.startswith(AROUND))
 
 
 def _example(record: Record) -> Iterator[str]:

@@ -11,7 +11,7 @@ from harness.records.fields import encode
 from harness.records.predicted_step import Outlook, SolvedField, assuming
 from harness.records.record import Record
 from harness.report.content.columns import NOTHING, Legend, failure
-from harness.report.content.plan_notes import replaced
+from harness.report.content.plan_notes import questions, replaced
 from harness.report.content.terminal_table import Sheet
 from harness.report.facts import quantities
 from harness.report.facts.labels import group_name, labels, mesh_sizes
@@ -266,6 +266,7 @@ def _about(row: PlannedPoint) -> Iterator[str]:
     """Yield what the cells of a row cannot say."""
     if row.record.error is not None:
         yield f"{row.record.status}, {failure(row.record.error)}"
+    yield from questions(row.record)
     if row.record.assumes:
         yield assuming(row.record.assumes)
     yield from replaced(row.record)

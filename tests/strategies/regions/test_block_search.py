@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from strategies.regions.block_search import same_class_elsewhere, search_blocks
+from strategies.regions.block_search import question, same_class_elsewhere, search_blocks
 from strategies.regions.blocks import children_of
 
 
@@ -140,3 +140,21 @@ def test_blocks_are_counted_by_class() -> None:
 )
 def test_the_same_class_elsewhere(model: nn.Module, elsewhere: Sequence[str]) -> None:
     assert list(same_class_elsewhere(model, children_of(model, "down"))) == elsewhere
+
+
+@pytest.mark.parametrize(
+    ("model", "asked"),
+    [
+        pytest.param(
+            Model(down=listed(Block(), Block()), middle=Block(), up=listed(Block(), Block())),
+            "2 of 5 Block; try ac.module_classes=[Block]",
+            id="some of a class",
+        ),
+        pytest.param(Model(down=listed(Block(), Block()), up=listed(Other())), None, id="all of a class"),
+        pytest.param(
+            Model(down=listed(Block(64), Block(64)), middle=Block(1)), None, id="all but a small one"
+        ),
+    ],
+)
+def test_a_container_is_questioned_that_has_some_of_a_class(model: nn.Module, asked: str | None) -> None:
+    assert question(model, children_of(model, "down")) == asked

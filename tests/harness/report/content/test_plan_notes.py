@@ -209,3 +209,11 @@ _FACTORY = {"family": "python", "factory": "mine:model", "vocab_size": 256}
 )
 def test_only_what_a_model_reads_is_said(records: list[Record], expected: set[str]) -> None:
     assert as_read(records)[0].keys() & {"batch_size", "sequence_length"} == expected
+
+
+def test_a_container_that_leaves_blocks_out_is_questioned() -> None:
+    asked = "regions stand around 2 of 5 ResBlock; try ac.module_classes=[ResBlock]"
+    trained = TrainedModel(
+        elements={}, computes_in="float32", changed={}, inputs="tokens", remarks=("else", asked)
+    )
+    assert asked in plan_notes(replace(record(experiment("full")), trained=trained))
