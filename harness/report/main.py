@@ -153,7 +153,7 @@ def _report_what_can_be_shown(options: argparse.Namespace, refresh_s: int | None
     """Write the report; records that no report can show are listed and left out."""
     try:
         return _report(options, _loaded(options.sweeps), refresh_s)
-    except (OSError, UnreadableError, ConfigError):
+    except (BrokenPipeError, UnreadableError, ConfigError):
         raise
     except Exception:
         odd = [odd_records(root) for root in options.sweeps]

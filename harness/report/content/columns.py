@@ -11,7 +11,7 @@ from harness.records.statistics import is_distinguishable
 from harness.report.content.plan_notes import plan_notes
 from harness.report.facts import quantities
 from harness.report.facts.document import Line, LinePart, Mark
-from harness.report.facts.number_words import printable
+from harness.report.facts.number_words import printable, shortened
 from harness.report.facts.quantities import Quantity
 from harness.report.facts.sweep_records import Entry
 
@@ -118,11 +118,6 @@ def first_line(error: Failure) -> str:
     """Return how a message begins."""
     line, *_ = [*printable(error.message).strip().splitlines(), ""]
     return shortened(line, _MOST_OF_A_LINE)
-
-
-def shortened(text: str, most: int) -> str:
-    """Return no more than `most` characters of `text`, and how many more there are."""
-    return text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} more characters)"
 
 
 def differences(record: Record) -> Iterator[str]:

@@ -20,7 +20,6 @@ from harness.report.content.columns import (
     number_cell,
     ratio,
     result_cells,
-    shortened,
     twin_cells,
 )
 from harness.report.content.pareto import ParetoFront, pareto_front
@@ -30,7 +29,7 @@ from harness.report.facts.baseline import of_baselines
 from harness.report.facts.commands import command
 from harness.report.facts.document import CodeText, Line, LinePart, Mark, Statement, Table, plain
 from harness.report.facts.fields_read import as_read
-from harness.report.facts.number_words import and_more, printable
+from harness.report.facts.number_words import and_more, printable, shortened
 from harness.report.facts.sweep_records import Entry, SweepRecords, grouped, sentence
 
 _PROTOCOL = ("protocol", "data")

@@ -71,7 +71,7 @@ def _choice(group: str, options: Mapping[str, Any]) -> str:
     A mesh of free numbers is `single` with numbers, and a model with a name of the user's is its family.
     """
     name = str(options.get("name"))
-    if (_CONF / group / f"{name}.yaml").is_file():
+    if name in _files(group):
         return name
     return {"mesh": "single", "model": str(options.get("family"))}.get(group, name)
 
@@ -80,7 +80,7 @@ def _options(
     group: str, choice: str, options: Mapping[str, Any], experiment: Mapping[str, Any]
 ) -> Iterator[str]:
     """Yield the overrides of a group's options that differ from those of its choice."""
-    defaults = _yaml(f"{group}/{choice}") if (_CONF / group / f"{choice}.yaml").is_file() else {}
+    defaults = _yaml(f"{group}/{choice}") if choice in _files(group) else {}
     if group == "model" and options.get("name") not in (choice, options.get(_FACTORY)):
         yield f"model.name={_written(options.get('name'))}"
     for option, value in options.items():
@@ -123,6 +123,12 @@ def _quoted(text: str) -> str:
     escaped = re.sub(r"(\\*)'", lambda found: found[1] * 2 + r"\'", text)
     trailing = len(escaped) - len(escaped.rstrip("\\"))
     return f"'{escaped}{escaped[len(escaped) - trailing :]}'"
+
+
+@cache
+def _files(group: str) -> frozenset[str]:
+    """Return the names of the files of a group; a record may have any text as a name."""
+    return frozenset(path.stem for path in (_CONF / group).glob("*.yaml"))
 
 
 @cache

@@ -49,6 +49,11 @@ def escaped(text: str) -> str:
     )
 
 
+def shortened(text: str, most: int) -> str:
+    """Return no more than `most` characters of `text`, and how many more there are."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} more characters)"
+
+
 def in_words(value: float, unit: NumberUnit) -> str:
     """Return `value` as people write it; bytes and counts are integers."""
     return _WRITTEN[unit](value)

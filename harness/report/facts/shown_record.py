@@ -9,17 +9,21 @@ from typing import Any
 
 from harness.records.fields import decode
 from harness.records.record import Failure, Record, validate
-from harness.report.facts.number_words import escaped, printable
+from harness.report.facts.number_words import escaped, printable, shortened
 
-_ESCAPE = re.compile(r"\\[abfnrtvxuU0-9]")
+_MOST_CHARACTERS = 2000
+"""Length of a name beyond which only its beginning is shown: longer ones take minutes to be drawn."""
+
+_ODD = re.compile(rf"\\[abfnrtvxuU0-9]|[^'\"]{{{_MOST_CHARACTERS}}}")
+"""What the `repr` of a record has where it holds an escape, or perhaps a long text."""
 
 
 def shown(record: Record) -> Record:
     r"""Return `record` with NUL, ESC, U+2028, directions of writing and their like as `\x00`.
 
-    Names are one line; what an error says keeps its lines.
+    Names are one line, and no longer than people read; what an error says keeps its lines.
     """
-    if not _ESCAPE.search(repr(record)):  # hardly any has one, and this is much faster than to look
+    if not _ODD.search(repr(record)):  # hardly any has one, and this is much faster than to look
         return record
     found = validate(_escaped(record.to_dict()))
     if record.error is None:
@@ -34,9 +38,9 @@ def _printable(error: Failure) -> Failure:
 
 def _escaped(value: Any) -> Any:
     if isinstance(value, str):
-        return escaped(value)
+        return escaped(shortened(value, _MOST_CHARACTERS))
     if isinstance(value, Mapping):
-        return {escaped(key): _escaped(item) for key, item in value.items()}
+        return {_escaped(key): _escaped(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_escaped(item) for item in value]
     return value

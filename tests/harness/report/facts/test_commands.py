@@ -74,5 +74,13 @@ def test_paths_are_quoted_for_the_shell_and_for_hydra(path: str) -> None:
     assert composed(shlex.split(found)[1:]).data.path == path
 
 
+@pytest.mark.parametrize("name", ["a" * 200_000, "../../secret", "a\0b", ""])
+def test_a_name_of_any_text_is_no_file(name: str) -> None:
+    asked = materialise(experiment_fields(composed([]))).to_dict()
+    written = command({**asked, "model": asked["model"] | {"name": name}})
+    assert written is not None
+    assert written.startswith("acbench model=gpt ")
+
+
 def test_an_experiment_that_was_never_resolved_has_no_command() -> None:
     assert command(experiment() | {"mesh": "nowhere"}) is None

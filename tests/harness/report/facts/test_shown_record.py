@@ -91,3 +91,8 @@ def test_what_an_error_says_keeps_its_lines() -> None:
 )
 def test_names_are_one_line_and_texts_keep_theirs(text: str, as_name: str, as_text: str) -> None:
     assert (escaped(text), printable(text)) == (as_name, as_text)
+
+
+def test_a_name_that_nobody_reads_to_its_end_is_shortened() -> None:
+    found = shown(_named("a" * 200_000))
+    assert found.experiment["model"]["name"] == f"{'a' * 2000}… (198,000 more characters)"
