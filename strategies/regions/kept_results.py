@@ -32,7 +32,7 @@ from strategies.base import StrategyError
 from strategies.estimate.tensors import plain_tensors, tensors_in, tensors_written
 from strategies.regions.operator_names import Operator
 from strategies.regions.saved_tensors import memory_of
-from strategies.regions.versions import PLAIN, Version, alias_of_plain, version_of
+from strategies.regions.versions import PLAIN, Version, alias_of_plain
 
 
 @dataclass(kw_only=True, slots=True)
@@ -126,11 +126,11 @@ class Keeping(_Mode):
         """Watch what an operator has made of a result that is kept, or is one."""
         for tensor in tensors_in(out) if self._on else ():
             for storage in _storages([tensor]) & self._on.keys():
-                version = _version(tensor)
+                alias = _alias(tensor)  # on memory that is kept anyway
                 for operator, number in self._on[storage]:
                     kept = self._results.of[operator][number]
                     if kept is not None:  # not written through another of its storages
-                        kept.watched.append(version)
+                        kept.watched.append(Version(alias, alias._version))  # noqa: SLF001 (as autograd checks it)
 
 
 class Returning(_Mode):
@@ -189,12 +189,6 @@ def _alias(tensor: Tensor) -> Tensor:
     """Return `tensor` without its graph, with its version counter, although autograd is above."""
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):  # noqa: SLF001 (as torch does)
         return alias_of_plain(tensor) if type(tensor) in PLAIN else tensor.detach()
-
-
-def _version(tensor: Tensor) -> Version:
-    """Return the version of `tensor`, without its memory, although autograd is above."""
-    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):  # noqa: SLF001 (as torch does)
-        return version_of(tensor)
 
 
 def _storages(tensors: Iterable[Tensor]) -> set[int]:
