@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -19,7 +19,11 @@ _REFUSED, _NOTHING_FITS, _FITS = 2, 1, 0
 
 def main() -> None:
     """Run `acbench-fit`; exit 0 where something fits, 1 where nothing does, 2 where it is refused."""
-    sys.exit(run(sys.argv[1:]))
+    status = run(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # what is left is to free the tensors of all traces one by one, where torch has ended a process
+    os._exit(status)
 
 
 def run(words: Sequence[str]) -> int:
@@ -32,7 +36,6 @@ def run(words: Sequence[str]) -> int:
     except ConfigError as error:
         sys.stderr.write(f"acbench-fit: {error}\n")
         return _REFUSED
-    gc.freeze()  # spares this process its last collections of garbage, which would go through all of torch
     shown = json.dumps(found.to_dict(), indent=1) if question.is_json else screen(found)
     sys.stdout.write(f"{shown}\n")
     return _NOTHING_FITS if found.use is None else _FITS

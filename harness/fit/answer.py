@@ -19,6 +19,7 @@ from harness.fit.subject import Blocks, Subject, blocks_of
 from harness.fit.written import applied, text_of, with_files
 from harness.predict.prediction import step_of
 from harness.predict.solve import solve
+from harness.predict.step_log import FakeStep
 from harness.report.facts.commands import command
 from strategies import StrategyError
 
@@ -141,7 +142,7 @@ def answer(
         ConfigError, StrategyError: the model, the device or the step cannot be predicted.
     """
     tell("the plain step")
-    plain = step_of(subject.plain, "cpu")
+    plain = _plain_step(subject)
     blocks = blocks_of(subject, plain.memory.saved_by_module)
     with TemporaryDirectory() as folder:
         found = Predictions(subject=subject, blocks=blocks, folder=Path(folder), tell=tell)
@@ -172,6 +173,24 @@ def answer(
         unknown=tuple(dict.fromkeys(unknown)),
         remedies=remedies,
     )
+
+
+def _plain_step(subject: Subject) -> FakeStep:
+    """Return the plain step.
+
+    Raises:
+        ConfigError: it cannot be predicted, or the model's own code raises.
+        StrategyError: as of `step_of`.
+    """
+    try:
+        return step_of(subject.plain, "cpu")
+    except (ConfigError, StrategyError, MemoryError):
+        raise
+    except Exception as error:
+        said = next(iter(str(error).splitlines()), "")
+        problem = f"the plain step raised {type(error).__name__}: {said}"
+        remedy = "acbench runs it with data and names module and line"
+        raise ConfigError("FACTORY", f"{problem}; {remedy}") from error
 
 
 def _remedies(subject: Subject, options: list[Option]) -> list[str]:

@@ -93,6 +93,7 @@ FACTORY = "tests.harness.user_models"
         pytest.param(f"{FACTORY}:healthy widht=3", "widht: 'tests.harness.user_models:healthy' has no such argument; ", id="argument"),
         pytest.param(f"{FACTORY}:too_large_for_any_machine", "FACTORY: 'tests.harness.user_models:too_large_for_any_machine' raised TypeError: ", id="needs an argument"),
         pytest.param(f"{FACTORY}:too_large_for_any_machine given=example", "FACTORY: no blocks found in Linear: ", id="no blocks"),
+        pytest.param(f"{FACTORY}:raises", "FACTORY: the plain step raised ValueError: the width is odd; ", id="the model raises"),
     ],
 )  # fmt: skip
 def test_what_is_refused_says_the_remedy_and_leaves_no_file(
