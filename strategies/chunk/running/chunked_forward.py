@@ -361,7 +361,7 @@ class ChunkedForward:
             early_stop=True,
             use_reentrant=False,
         )
-        return region(module, _Again(program, module, self.fqn), tensors, {})
+        return region(module, _Again(program, module), tensors, {})
 
     def _program(
         self,
@@ -444,23 +444,16 @@ def _as_outside_of_inference() -> Iterator[None]:
 class _Again:
     """A program that runs in forward, and then for what autograd has saved of it."""
 
-    def __init__(self, program: ChunkProgram, module: nn.Module, fqn: str) -> None:
+    def __init__(self, program: ChunkProgram, module: nn.Module) -> None:
         self._program = program
         self._module = module
-        self._fqn = fqn
-        self._weights: tuple[int, ...] | None = None
+        self._has_run = False
 
     def __call__(self, *tensors: Tensor) -> Any:
-        """Run the program; the second run is recomputation, with the parameters of the first."""
-        weights = tuple(map(id, self._module.parameters()))
-        if self._weights is None:
-            self._weights = weights
+        """Run the program; the second run is recomputation."""
+        if not self._has_run:
+            self._has_run = True
             return self._program(self._module, tensors)
-        if weights != self._weights:
-            problem = f"{self._fqn or 'the model'!r} ran with other parameters in forward than it has now"
-            raise StrategyError(
-                "chunk", f"{problem}; run backward inside of what gives it these (torch.func.functional_call)"
-            )
         with running_again():
             return self._program(self._module, tensors)
 
