@@ -33,6 +33,7 @@ class Recomputation:
         save_list: operators whose outputs are kept; `None` keeps none.
         rewind: the state that a recomputation finds as forward did; `None` leaves it as it is by then.
         fired: entries of `save_list` that an operator in forward has matched, in any step.
+        asks_for_parameters: refuse other parameters than forward's; false where the body does that.
     """
 
     preserve_rng_state: bool
@@ -41,6 +42,7 @@ class Recomputation:
     save_list: SaveList | None = None
     rewind: Rewind | None = None
     fired: set[str] = field(default_factory=set)
+    asks_for_parameters: bool = True
     _saving: Callable[[], Any] | None = field(init=False)
     _hooks: dict[str, bool] = field(init=False)
 
@@ -67,7 +69,7 @@ class Recomputation:
         """
         if not torch.is_grad_enabled():
             return body(*args, **kwargs)
-        if not torch.compiler.is_compiling():
+        if self.asks_for_parameters and not torch.compiler.is_compiling():
             body = with_own_parameters(module, body)
         call = None if self.rewind is None else self.rewind.call(module)
         if self.use_reentrant:

@@ -360,6 +360,7 @@ class ChunkedForward:
             preserve_rng_state=any(map(is_random, graph.nodes)),
             early_stop=True,
             use_reentrant=False,
+            asks_for_parameters=False,
         )
         return region(module, _Again(program, module), tensors, {})
 
