@@ -362,7 +362,7 @@ class ChunkedForward:
             use_reentrant=False,
             asks_for_parameters=False,
         )
-        return region(module, _Again(program, module), tensors, {})
+        return region(module, _Again(program, module, self.fqn), tensors, {})
 
     def _program(
         self,
@@ -445,16 +445,23 @@ def _as_outside_of_inference() -> Iterator[None]:
 class _Again:
     """A program that runs in forward, and then for what autograd has saved of it."""
 
-    def __init__(self, program: ChunkProgram, module: nn.Module) -> None:
+    def __init__(self, program: ChunkProgram, module: nn.Module, fqn: str) -> None:
         self._program = program
         self._module = module
-        self._has_run = False
+        self._fqn = fqn
+        self._weights: tuple[int, ...] | None = None
 
     def __call__(self, *tensors: Tensor) -> Any:
-        """Run the program; the second run is recomputation."""
-        if not self._has_run:
-            self._has_run = True
+        """Run the program; the second run is recomputation, with the parameters of the first."""
+        weights = tuple(map(id, self._module.parameters()))
+        if self._weights is None:
+            self._weights = weights
             return self._program(self._module, tensors)
+        if weights != self._weights:
+            problem = f"{self._fqn or 'the model'!r} ran with other parameters in forward than it has now"
+            raise StrategyError(
+                "chunk", f"{problem}; run backward inside of what gives it these (torch.func.functional_call)"
+            )
         with running_again():
             return self._program(self._module, tensors)
 

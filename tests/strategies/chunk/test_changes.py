@@ -298,7 +298,5 @@ def test_parameters_that_are_gone_in_backward_are_refused() -> None:
     loss = functional_call(model, parameters, (x, y)).square().mean()
     with pytest.raises(StrategyError) as refused:
         loss.backward()
-    problem = (
-        "a _Layer ran with other parameters in forward than it has now; call it in a module that gives it"
-    )
-    assert str(refused.value) == f"ac: {problem} these (torch.func.functional_call)"
+    problem = "'layers.1' ran with other parameters in forward than it has now; run backward inside of what"
+    assert str(refused.value) == f"chunk: {problem} gives it these (torch.func.functional_call)"
