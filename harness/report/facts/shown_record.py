@@ -11,8 +11,8 @@ from harness.records.fields import decode
 from harness.records.record import Failure, Record, validate
 from harness.report.facts.number_words import escaped, printable, shortened
 
-_MOST_CHARACTERS = 2000
-"""Length of a name beyond which only its beginning is shown: longer ones take minutes to be drawn."""
+_MOST_CHARACTERS = 300
+"""Length of a name beyond which only its beginning is shown: people read no more of it."""
 
 _ODD = re.compile(rf"\\[abfnrtvxuU0-9]|[^'\"]{{{_MOST_CHARACTERS}}}")
 """What the `repr` of a record has where it holds an escape, or perhaps a long text."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
@@ -16,6 +18,7 @@ from harness.errors import optional_package
 from harness.records.files import make_folder, write_atomically
 
 _EMBED = "window.acbenchEmbed = vegaEmbed;"
+_BEYOND_16_BITS = re.compile("[\U00010000-\U0010ffff]")
 _DIGITS = 12
 
 
@@ -42,7 +45,18 @@ def library() -> str:
 
 
 def to_svg(specification: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """Return the figure of a Vega-Lite specification, with its data, as SVG."""
+    """Return the figure of a Vega-Lite specification, with its data, as SVG.
+
+    Vega cuts long names between the halves of a character beyond 16 bits and fails; then others stand in.
+    """
+    try:
+        return _drawn(specification, config)
+    except ValueError:
+        text = _BEYOND_16_BITS.sub("\N{REPLACEMENT CHARACTER}", json.dumps(specification, ensure_ascii=False))
+        return _drawn(json.loads(text), config)
+
+
+def _drawn(specification: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     try:
         svg: str = _converter().vegalite_to_svg(specification, config=config)
     except BaseException as error:

@@ -95,4 +95,12 @@ def test_names_are_one_line_and_texts_keep_theirs(text: str, as_name: str, as_te
 
 def test_a_name_that_nobody_reads_to_its_end_is_shortened() -> None:
     found = shown(_named("a" * 200_000))
-    assert found.experiment["model"]["name"] == f"{'a' * 2000}… (198,000 more characters)"
+    assert found.experiment["model"]["name"] == f"{'a' * 300}… (199,700 more characters)"
+
+
+def test_a_figure_is_drawn_of_a_long_name_in_characters_beyond_16_bits() -> None:
+    content = document(sweep_of([_named("\U0001f600" * 3000)], name="one"))
+    for section in content.sections:
+        for item in section.items:
+            if isinstance(item, Figure):
+                assert to_svg(item).startswith("<svg")
