@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.outside._commands import ENVIRONMENT, acbench
 
-BEFORE = "not measured as one case"
+BEFORE = "no report of: name 6, name 7, name 8, name 10"
 RIGHT = "every report is made"
 
 _TEXTS = (
