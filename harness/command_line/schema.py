@@ -8,7 +8,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -32,7 +32,9 @@ from harness.report.wandb.publisher import Tracker
 from harness.sweep.launch import Run
 from harness.trial.preflight import blocks_of
 from strategies import StrategyError, ac_variants, chunk_variants, shard_variants
-from strategies.regions.block_search import FoundBlocks
+
+if TYPE_CHECKING:
+    from strategies.regions.block_search import FoundBlocks  # which needs torch
 
 LAUNCHERS: Mapping[str, type[Any]] = {"local": Local, "slurm": Slurm, "slurm_packed": SlurmPacked}
 """Launchers by the option of `hydra/launcher` that chooses them."""
@@ -45,7 +47,7 @@ _VARIANTS: Mapping[str, Mapping[str, type[Any]]] = {
 """Variants by the group that chooses them."""
 
 _LARGEST = 2**63 - 1  # of the numbers that torch takes for sizes
-Search = Callable[[float, ModelSpec], FoundBlocks | None]
+Search: TypeAlias = "Callable[[float, ModelSpec], FoundBlocks | None]"
 """Looks for the blocks of a model, within a time in seconds."""
 
 _MISSING = "???"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
@@ -15,7 +15,9 @@ from harness.ranks.assistant import AssistantEndedError, LateAnswerError
 from harness.sweep.planning_log import planning_shown
 from harness.trial import preflight
 from strategies import StrategyError
-from strategies.regions.block_search import FoundBlocks
+
+if TYPE_CHECKING:
+    from strategies.regions.block_search import FoundBlocks  # which needs torch
 
 T = TypeVar("T")
 

@@ -25,7 +25,6 @@ from harness.models.python import Made, PythonSpec
 from harness.trial.models_error import overflow, raised_by_model
 from strategies import StrategyError, shard_variants
 from strategies.regions import block_search
-from strategies.regions.block_search import FoundBlocks
 
 Refusal = ConfigError | StrategyError | None
 
@@ -51,9 +50,9 @@ def made_by_user(deadline_s: float, model: PythonSpec) -> Made | Refusal:
     return found[0] if refusal is None else refusal
 
 
-def blocks_of(deadline_s: float, model: ModelSpec) -> FoundBlocks | Refusal:
+def blocks_of(deadline_s: float, model: ModelSpec) -> block_search.FoundBlocks | Refusal:
     """Return the blocks of a model, `None` where it has none; or why it is refused."""
-    found: list[FoundBlocks | None] = []
+    found: list[block_search.FoundBlocks | None] = []
 
     def search(model: ModelSpec) -> None:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):

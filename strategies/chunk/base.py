@@ -21,7 +21,8 @@ from strategies.base import (
 )
 from strategies.chunk import show
 from strategies.chunk.planning import plan_json
-from strategies.chunk.running import chunked_forward, proof
+from strategies.chunk.running import chunked_forward
+from strategies.chunk.tolerance import REDUCED_TOLERANCE, TOLERANCE
 from strategies.estimate import operator_cost
 from strategies.regions import blocks
 from strategies.tracing import shadow
@@ -45,8 +46,8 @@ class Chunking(Strategy):
     On the nano models in bf16 over two steps: outputs by up to 1.2e-2 and gradients by 5e-2.
     """
 
-    tolerance: ClassVar[Tolerance | None] = proof.TOLERANCE
-    reduced_tolerance: ClassVar[Tolerance | None] = proof.REDUCED_TOLERANCE
+    tolerance: ClassVar[Tolerance | None] = TOLERANCE
+    reduced_tolerance: ClassVar[Tolerance | None] = REDUCED_TOLERANCE
     views: ClassVar[tuple[str, ...]] = ("chunks", "memory")
 
     def apply(

@@ -50,6 +50,7 @@ EXAMINED_BY = {
     "harness/measure/trainee.py": "tests/harness/measure/test_in_place_operators.py",
     "harness/measure/work/compiled_graphs.py": "tests/harness/trial/test_compilation.py",
     "harness/trial/planned_step.py": "tests/harness/trial/test_assemble.py",
+    "strategies/chunk/tolerance.py": "tests/strategies/chunk/running/test_proof.py",
     "strategies/budget/carrying_out.py": "tests/strategies/ac/test_budget.py",
     "strategies/budget/first_call.py": "tests/strategies/ac/test_budget.py",
     "strategies/budget/joint_steps.py": "tests/strategies/budget/test_compiled_planning.py",

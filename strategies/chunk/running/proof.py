@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from strategies.base import StrategyError, Tolerance
+from strategies.chunk.tolerance import REDUCED_TOLERANCE, TOLERANCE
 from strategies.estimate.liveness import key_of
 from strategies.estimate.operator_cost import tensors_of
 from strategies.estimate.outer_state import places_of
@@ -37,12 +38,6 @@ from strategies.tracing.module_state import BOOKKEEPING, HOOKS, ByIdentity, froz
 from strategies.tracing.recorder import OutputIndex
 from strategies.tracing.scope_graph import ScopeGraph
 from strategies.tracing.shadow import mapped_once
-
-_REASON = "gradients of weights are summed chunk by chunk, and kernels round by the number of rows"
-TOLERANCE = Tolerance(relative=1e-3, floor=1e-2, reason=_REASON)
-"""How far a program may be off in single and double precision."""
-REDUCED_TOLERANCE = Tolerance(relative=1e-1, floor=5e-2, reason=_REASON)
-"""The same in half precision, and under autocast."""
 
 _SAMPLES = 2
 """Samples of a proof: the fewest that are a batch. More would only repeat what these show."""
