@@ -10,7 +10,8 @@ import json
 import sys
 from pathlib import Path
 
-from harness.records.store import RECORD, write_atomically
+from harness.records.files import SHARED, write_atomically
+from harness.records.store import RECORD
 
 
 def main() -> int:
@@ -19,7 +20,7 @@ def main() -> int:
     paths = sorted(arguments.sweep.glob(f"*/{RECORD}"))
     found = [json.loads(path.read_text("utf-8")) for path in paths]
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(arguments.out, json.dumps(found, indent=1) + "\n")
+    write_atomically(arguments.out, json.dumps(found, indent=1) + "\n", mode=SHARED)
     print(arguments.out)
     return int(not found)
 

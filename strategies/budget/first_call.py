@@ -8,7 +8,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
-from weakref import WeakSet
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +66,27 @@ class _Awaited:
     """A call of the model whose backward has not run; lives as long as its graph waits."""
 
 
+class _InFlight:
+    """The calls of a model that wait for backward. A copy of the model has none."""
+
+    def __init__(self) -> None:
+        self._calls: list[ref[_Awaited]] = []
+
+    def __len__(self) -> int:
+        self._calls = [call for call in self._calls if call() is not None]
+        return len(self._calls)
+
+    def add(self, call: _Awaited) -> None:
+        """Count a call as long as it lives."""
+        self._calls.append(ref(call))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _InFlight:
+        return _InFlight()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _InFlight, ()
+
+
 @dataclass(kw_only=True, slots=True, eq=False)
 class PlansAtFirstCall:
     """A region that plans on tensors without memory, for a step whose loss is the sum of the outputs.
@@ -83,7 +104,7 @@ class PlansAtFirstCall:
     plan: Plan | None = None
     inner: Region | None = None
     _plans: list[_Made] = field(default_factory=list)
-    _awaited: WeakSet[_Awaited] = field(default_factory=WeakSet)
+    _awaited: _InFlight = field(default_factory=_InFlight)
 
     def __call__(
         self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -117,9 +138,8 @@ class PlansAtFirstCall:
         nodes = {leaf.grad_fn for leaf in tree_leaves(results) if isinstance(leaf, Tensor)}
         for node in nodes - {None}:
             assert node is not None
-            holder = [call]
-            node.register_hook(partial(_has_run, holder))
-            self._awaited.add(call)
+            node.register_hook(partial(_has_run, [call]))
+        self._awaited.add(call)
 
     def _refuse_in_flight(self, made: _Made) -> None:
         """Refuse a call that may exceed the budget beside those that wait for backward.

@@ -118,7 +118,7 @@ def spec(block: str, *, is_tied: bool = False, **options: Any) -> PythonSpec:
         name="chain",
         layers_fqn="layers",
         vocab_size=32,
-        dropout=0.0,
+        dropout=None,
         factory=f"{__name__}:chain",
         kwargs={"block": block, "is_tied": is_tied},
         **{**plan, **options},

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
@@ -106,10 +107,14 @@ def inputs_of(call: FactoryCall, seed: int = 0, device: str = "cpu") -> GivenInp
 
 
 @functools.cache
-def _first(call: FactoryCall) -> tuple[nn.Module, GivenInputs | None]:
-    """Return the first model of `call`, which has no memory, and what it reads."""
+def _first(call: FactoryCall) -> tuple[ref[nn.Module], GivenInputs | None]:
+    """Return the first model of `call`, which has no memory, and what it reads.
+
+    The model is not kept: whoever gives the same one each time keeps it.
+    """
     with seeded(0), torch.device("meta"):
-        return call.make()
+        model, given = call.make()
+    return ref(model), given
 
 
 @functools.cache
@@ -117,7 +122,7 @@ def _made(call: FactoryCall, seed: int, device: str) -> GivenInputs | None:
     """Return what another model of `call` reads."""
     with seeded(seed), torch.device(device):
         other, made = call.make()
-    if _first(call)[0] is other:
+    if _first(call)[0]() is other:
         problem = f"{call.factory!r} returns the same module each time; each model of a trial is a new one"
         raise ConfigError("model.factory", f"{problem}: make it inside of the function")
     return made

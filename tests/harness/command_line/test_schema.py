@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,9 +55,12 @@ def needed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], st
     """Return what an option cannot do without."""
     path = tmp_path_factory.mktemp("data") / "tokens.npy"
     np.save(path, np.arange(1000, dtype=np.uint16) % 256)
+    written = path.with_name("apply.py")
+    written.write_text("def apply(model):\n    return model\n")
     return {
         ("model", "python"): "model.factory=tests.harness.user_models:healthy",
         ("ac", "budget"): "ac.fraction=0.9",
+        ("ac", "file"): f"ac.path={written}",
         ("ac", "compiler_budget"): "compile=aot_eager",
         ("data", "tokens"): f"data.path={path}",
         ("chunk", "budget"): "chunk.fraction=0.9 model=mlp model.n_layers=1",
@@ -91,9 +95,15 @@ def test_every_option_of_every_group_is_an_experiment(
         if not (ac == "compiler_budget" and "tp" in mesh)  # refused
     ],
 )
-def test_every_variant_composes_with_every_mesh(ac: str, mesh: str) -> None:
-    asked = {"compiler_budget": "compile=aot_eager", "budget": "ac.fraction=0.9"}.get(ac, "")
-    resolved = experiment_of(f"ac={ac} mesh={mesh} {asked}").to_dict()
+def test_every_variant_composes_with_every_mesh(ac: str, mesh: str, tmp_path: Path) -> None:
+    written = tmp_path / "apply.py"
+    written.write_text("def apply(model):\n    return model\n")
+    asked = {
+        "compiler_budget": "compile=aot_eager",
+        "budget": "ac.fraction=0.9",
+        "file": f"ac.path={written}",
+    }
+    resolved = experiment_of(f"ac={ac} mesh={mesh} {asked.get(ac, '')}").to_dict()
     assert (resolved["ac"]["name"], resolved["mesh"]["name"]) == (ac, mesh)
 
 
@@ -294,7 +304,7 @@ def test_trial_id_differs_with_every_field() -> None:
             "dropout, hidden_width, layers_fqn, n_layers, vocab_size, width",
             "mesh.dp_shards=2": f"mesh.dp_shards: unknown option; did you mean 'dp_shard'? options: {MESH}",
             "ac=selective_layer ac.acfreq=2": "ac.acfreq: ac=selective_layer has no such option; did you mean 'ac_freq'? options: ac_freq, "
-            + FULL,
+            + FULL.replace("layers_fqn", "first, last, layers, layers_fqn"),
             "ac=full +ac.ac_freq=2": f"ac.ac_freq: ac=full has no such option; options: {FULL}",
             "ac.ac_freq=2": "ac.ac_freq: ac=none has no such option; there are no options",
             "ac=full ac.name=ful": f"ac.name: unknown 'ful'; did you mean 'full'? options: {', '.join(options_of('ac'))}",

@@ -81,7 +81,7 @@ def case_of(model: str = "mlp", *, fraction: float = 0.6, **fields: Any) -> Expe
         name="shifted",
         layers_fqn="layers",
         vocab_size=1,
-        dropout=0.0,
+        dropout=None,
         factory=factory,
         tp_column=(),
         tp_row=(),
