@@ -4,6 +4,9 @@ Numbers, flags, words, modes, buffers and other tensors of modules, with what co
 functions among them and people's hooks hold; attributes of classes, and globals that methods name; context
 variables; generators. Weights are left out: every recomputation reads them.
 
+Of torch's own modules only modes, buffers and fractions are changed, such as the probability of dropout: a
+kernel that gets another dimension or size than its module was made for may write out of its bounds.
+
 A tensor is not written: another one takes its place, so that what autograd has saved keeps its values.
 """
 
@@ -87,7 +90,10 @@ class _Walk:
     def module(self, module: nn.Module, *, prefix: str) -> Iterator[Spot]:
         """Yield the spots of a module itself: attributes, buffers, hooks."""
         own = vars(module)
+        is_torchs = all(_is_torchs(owner) for owner in type(module).__mro__)
         for name, value in list(own.items()):
+            if is_torchs and name != "training" and type(value) is not float:
+                continue  # its kernels trust a `dim` that its constructor has looked at
             if name not in _OWN and not name.startswith(_BOOKKEEPING):
                 yield from self.spots(own, name, value, prefix=prefix, path=name)
         buffers = module._buffers  # noqa: SLF001 (as they are)
@@ -170,6 +176,10 @@ def _cells_of(function: FunctionType) -> _Holder:
 
 def _is_foreign(module: str) -> bool:
     return module.partition(".")[0] in _FOREIGN
+
+
+def _is_torchs(owner: type) -> bool:
+    return owner is object or owner.__module__.partition(".")[0] == "torch"
 
 
 def _is_plain(value: Any) -> bool:

@@ -15,6 +15,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
     checkpoint_wrapper,
 )
+from torch.nn.utils.parametrizations import weight_norm
 
 from harness.check import NotNeutral, assert_neutral
 from harness.errors import ConfigError
@@ -475,6 +476,23 @@ LATE: dict[str, tuple[Any, tuple[str, ...]]] = {
     ),
     "state that is put back is not read late": (Full(layers_fqn="layers", rewind=True), ()),
 }
+
+
+class Normed(Block):
+    """Has a weight that torch computes along a dimension, which its kernel trusts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.normed = weight_norm(nn.Linear(WIDTH, WIDTH))
+
+    def between(self, h: Tensor) -> Tensor:
+        outputs: Tensor = self.normed(h).tanh()
+        return outputs
+
+
+def test_no_dimension_of_a_module_of_torchs_own_is_changed() -> None:
+    found = assert_neutral(stack_of(Normed), batch(), Full(layers_fqn="layers"), steps=1)
+    assert (found.verdict, found.late_reads, found.notes) == ("neutral", (), ())
 
 
 @pytest.mark.parametrize("case", LATE)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from harness.measure.probes.spots import spots_of
 
@@ -42,6 +43,16 @@ class Layer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         outputs: Tensor = x * SWITCH["gain"] * SCALE.get() + BIAS
         return outputs
+
+
+class _Linear(nn.Linear):
+    """A layer of one's own that counts."""
+
+    calls = 0
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.calls = 1
 
 
 def _read(model: Layer) -> dict[str, Any]:
@@ -121,3 +132,11 @@ def test_saved_tensors_keep_their_values_and_weights_are_left_alone() -> None:
     assert not [spot.name for spot in spots if spot.name.endswith(("weight", "bias"))]
     for undo in reversed(undone):
         undo()
+
+
+def test_integers_of_torchs_own_modules_are_left_alone() -> None:
+    model = nn.Sequential(weight_norm(nn.Linear(2, 3)), nn.Dropout(0.5), nn.BatchNorm1d(3), _Linear(2, 2))
+    names = {spot.name for spot in spots_of(model, dict(model.named_modules()))}
+    assert {"1.p", "1.training", "2.running_mean", "3.calls"} <= names
+    left = ("in_features", "out_features", "num_features", "dim", "inplace", "affine")
+    assert [name for name in names if not name.startswith("3.") and name.endswith(left)] == []
