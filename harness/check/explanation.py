@@ -117,7 +117,10 @@ class Explanation:
 
     def _of_inert(self, found: Neutrality) -> Neutrality:
         """Return why a variant did nothing, as far as something says so."""
-        if any(note.startswith(OWN_CHECKPOINTING) for note in found.notes):
+        is_own = any(note.startswith(OWN_CHECKPOINTING) for note in found.notes)
+        # a function that leaves other bytes than it found has changed something that is no region
+        changes_nothing = found.saved_bytes == found.plain_saved_bytes
+        if is_own and (isinstance(self.workshop.variant, Strategy) or changes_nothing):
             return replace(found, cause=OWN_CHECKPOINTING, perhaps="leave one of the two out")
         plain = self.workshop.plain()
         is_resting = any(not module.training for module in plain.modules())
