@@ -211,10 +211,11 @@ def _enclosed(function: Any) -> dict[str, Any]:
     """Return what a function made by another one holds of it; of all others, which live as long, nothing."""
     names = function.__code__.co_freevars if "<locals>" in function.__qualname__ else ()
     cells = zip(names, function.__closure__ or (), strict=False)
-    return {name: cell.cell_contents for name, cell in cells if not _is_empty(cell)}
+    return {name: cell.cell_contents for name, cell in cells if not is_empty(cell)}
 
 
-def _is_empty(cell: Any) -> bool:
+def is_empty(cell: Any) -> bool:
+    """Say whether a variable of a closure has no value yet."""
     try:
         _ = cell.cell_contents
     except ValueError:

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Any, Self
 
 from torch import nn
 
-from strategies.estimate.anatomy import CONSTANTS, HoldingKind, kind_of
+from strategies.estimate.anatomy import CONSTANTS, HoldingKind, is_empty, kind_of
 
 _FOREIGN = ("torch", "harness", "strategies", "builtins")
 _FORMS = ("sequence", "mapping", "set", "buffer", "generator")
@@ -24,23 +24,29 @@ _FORMS = ("sequence", "mapping", "set", "buffer", "generator")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A name in a class, of a function, or among the globals of a Python module."""
+    """A name in a class, of a function, among the globals of a Python module, or a variable of a closure."""
 
     owner: Any
     name: str
 
     def __str__(self) -> str:
         owner = self.owner
+        if isinstance(owner, CellType):
+            return self.name
         is_file = isinstance(owner, dict)
         return f"{owner['__name__'] if is_file else owner.__qualname__}.{self.name}"
 
     def get(self) -> Any:
         """Return what is there."""
+        if isinstance(self.owner, CellType):
+            return self.owner.cell_contents
         return self.owner.get(self.name) if isinstance(self.owner, dict) else vars(self.owner).get(self.name)
 
     def put(self, value: Any) -> None:
         """Let `value` be there."""
-        if isinstance(self.owner, dict):
+        if isinstance(self.owner, CellType):
+            self.owner.cell_contents = value
+        elif isinstance(self.owner, dict):
             self.owner[self.name] = value
         else:
             setattr(self.owner, self.name, value)
@@ -73,7 +79,7 @@ class OuterState:
     """State outside of a model, as it was when this was made."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._places = places_of(model)
+        self._places = (*places_of(model), *_places_of_functions(model))
         self._kept = self._read()
 
     def put_back(self) -> None:
@@ -103,9 +109,51 @@ class OuterState:
 
 def places_of(model: nn.Module) -> tuple[Place, ...]:
     """Return the places of all classes of the modules of `model`, each once."""
+    places = (each for owner in _classes_of(model) for each in _places(owner))
+    return tuple({(id(each.owner), each.name): each for each in places}.values())
+
+
+def _classes_of(model: nn.Module) -> list[type]:
+    """Return the user's classes of modules of `model`."""
     classes = {owner for module in model.modules() for owner in type(module).__mro__}
-    ours = [owner for owner in classes if owner.__module__.partition(".")[0] not in _FOREIGN]
-    return tuple({(id(each.owner), each.name): each for owner in ours for each in _places(owner)}.values())
+    return [owner for owner in classes if not _is_foreign(owner)]
+
+
+def _places_of_functions(model: nn.Module) -> tuple[Place, ...]:
+    """Return the places of functions that modules hold, and of those that forwards call, each once."""
+    held = (value for module in model.modules() for value in vars(module).values())
+    named = (value for owner in _classes_of(model) for value in vars(owner).values())
+    found: dict[int, FunctionType] = {}
+    waiting = [each for value in (*held, *named) if (each := _function(value)) is not None]
+    while waiting:
+        function = waiting.pop()
+        if id(function) not in found:
+            found[id(function)] = function
+            called = (function.__globals__.get(name) for name in function.__code__.co_names)
+            waiting += [each for value in called if (each := _function(value)) is not None]
+    places = (place for function in found.values() for place in _places_of_function(function))
+    return tuple({(id(each.owner), each.name): each for each in places}.values())
+
+
+def _function(value: Any) -> FunctionType | None:
+    """Return the user's function that a value is, or is bound from."""
+    function = getattr(value, "__func__", value)
+    is_own = isinstance(function, FunctionType) and not _is_foreign(function)
+    return function if is_own else None
+
+
+def _is_foreign(value: Any) -> bool:
+    """Say whether a class or function is of torch, of Python or of this program."""
+    return (value.__module__ or "").partition(".")[0] in _FOREIGN
+
+
+def _places_of_function(function: FunctionType) -> Iterator[Place]:
+    """Yield the state in the attributes and in the closure of a function, and in the globals it names."""
+    yield from _named_by(function)
+    yield from (Place(function, name) for name, held in vars(function).items() if _is_holding(name, held))
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if not is_empty(cell) and _is_state(cell.cell_contents):
+            yield Place(cell, name)
 
 
 def _places(owner: type) -> Iterator[Place]:
@@ -124,7 +172,7 @@ def _named_by(function: FunctionType) -> Iterator[Place]:
         value = globals_.get(used)
         if used in globals_ and not used.startswith("__") and _is_state(value):
             yield Place(globals_, used)
-        elif isinstance(value, FunctionType) and (value.__module__ or "").partition(".")[0] not in _FOREIGN:
+        elif isinstance(value, FunctionType) and not _is_foreign(value):
             yield from (Place(value, name) for name, held in vars(value).items() if _is_holding(name, held))
 
 

@@ -918,7 +918,41 @@ def added_up() -> tuple[Any, Between]:
     return state, lambda block, h: (block.state.__iadd__(1), h / float(block.state[0]))[1]
 
 
+def counting_in_a_closure() -> tuple[Any, Between]:
+    count = 0
+
+    def counter() -> int:
+        nonlocal count
+        count += 1
+        return count
+
+    return counter, lambda block, h: h / block.state()
+
+
+def counting_in_an_attribute() -> tuple[Any, Between]:
+    def counter() -> int:
+        vars(counter)["count"] += 1
+        found: int = vars(counter)["count"]
+        return found
+
+    vars(counter)["count"] = 0
+    return counter, lambda block, h: h / block.state()
+
+
+def counting_in_a_list_of_a_closure() -> tuple[Any, Between]:
+    counts = [0]
+
+    def counter() -> int:
+        counts[0] += 1
+        return counts[0]
+
+    return counter, lambda block, h: h / block.state()
+
+
 STATES: dict[str, Callable[[], tuple[Any, Between]]] = {
+    "a variable of a closure": counting_in_a_closure,
+    "a list in a closure": counting_in_a_list_of_a_closure,
+    "an attribute of a function": counting_in_an_attribute,
     "an object of one's own": counted,
     "one in a list": lambda: ([Counter()], lambda block, h: h / block.state[0].next()),
     "bytes that grow": grown,
