@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,9 +126,11 @@ def test_to_dict_has_groups_with_names_and_then_the_recipe() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ac_variants))
-def test_a_variant_is_named_by_its_module(name: str) -> None:
-    fields: dict[str, Any] = {"fraction": 0.9} if name == "budget" else {}
-    assert name_of(ac_variants[name](**fields)) == name
+def test_a_variant_is_named_by_its_module(name: str, tmp_path: Path) -> None:
+    written = tmp_path / "apply.py"
+    written.write_text("def apply(model):\n    return model\n", encoding="utf-8")
+    needed: dict[str, dict[str, Any]] = {"budget": {"fraction": 0.9}, "file": {"path": str(written)}}
+    assert name_of(ac_variants[name](**needed.get(name, {}))) == name
 
 
 def test_refuses_a_recipe_that_says_nothing() -> None:

@@ -20,7 +20,7 @@ from tests.harness.composing import composed, experiment_of
         pytest.param("model=mlp protocol=standard chunk=minimum", "the step", id="chunks, planned once more"),
         pytest.param("model=mlp protocol=standard mesh.device=cuda", None, id="kernels of CUDA"),
         pytest.param(
-            "model=python model.factory=tests.harness.user_models:lines protocol=standard",
+            "model=python model.factory=tests.harness.user_models:healthy protocol=standard",
             None,
             id="code of the user's",
         ),

@@ -21,6 +21,7 @@ from torch.utils.flop_counter import flop_registry
 
 from harness.errors import ConfigError
 from harness.models import Batch, LanguageModelSpec, ModelSpec, families
+from strategies.regions.block_search import search_blocks
 
 MakeSpec = Callable[..., ModelSpec]
 BatchOf = Callable[[ModelSpec], Batch]
@@ -54,6 +55,16 @@ def batch_of(batch: Batch) -> BatchOf:
 def seeded(spec: ModelSpec) -> nn.Module:
     torch.manual_seed(0)
     return spec.build()
+
+
+def blocks_of(spec: ModelSpec, model: nn.Module) -> list[nn.Module]:
+    """Return the blocks that the configuration names, or that are found where it names none."""
+    layers_fqn = spec.layers_fqn
+    if layers_fqn is None:
+        found = search_blocks(model)
+        assert found is not None
+        layers_fqn = found.layers_fqn
+    return list(model.get_submodule(layers_fqn).children())
 
 
 def test_families_are_found_by_module_name() -> None:
@@ -106,6 +117,8 @@ def test_configuration_has_exactly_the_fields_of_its_family(option: str) -> None
 def test_configuration_has_the_types_of_its_family(option: str) -> None:
     config = OmegaConf.load(CONF / f"{option}.yaml")
     assert isinstance(config, DictConfig)
+    if config.layers_fqn is None:
+        config.layers_fqn = ""  # found before there is a spec
     schema = OmegaConf.structured(families()[config.pop("family")])
     merged = OmegaConf.merge(schema, config)
     assert OmegaConf.to_container(merged, resolve=True) == OmegaConf.to_container(config, resolve=True)
@@ -217,7 +230,7 @@ def test_layers_fqn_names_the_blocks(make_spec: MakeSpec, option: str, model: st
     spec = make_spec(option)
     built = spec.build()
     assert type(built).__name__ == model
-    assert {type(child).__name__ for child in built.get_submodule(spec.layers_fqn).children()} == {block}
+    assert {type(child).__name__ for child in blocks_of(spec, built)} == {block}
 
 
 @pytest.mark.parametrize("option", SMALL)
@@ -250,7 +263,7 @@ def test_inputs_of_blocks_require_gradients(make_spec: MakeSpec, batch_of: Batch
     batch = batch_of(spec)
     model = seeded(spec)
     seen: list[bool] = []
-    for block in model.get_submodule(spec.layers_fqn).children():
+    for block in blocks_of(spec, model):
         block.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].requires_grad))
     model(*batch.inputs)
     assert seen == [True] * len(seen)
@@ -259,7 +272,7 @@ def test_inputs_of_blocks_require_gradients(make_spec: MakeSpec, batch_of: Batch
 
 @pytest.mark.parametrize("option", EVERY)
 def test_dropout_acts_in_training_only(make_spec: MakeSpec, batch_of: BatchOf, option: str) -> None:
-    plain, dropping = make_spec(option), make_spec(option, dropout=0.1)
+    plain, dropping = make_spec(option, dropout=0.0), make_spec(option, dropout=0.1)
     batch = batch_of(plain)
     model, dropped = seeded(plain), seeded(dropping)
     trained = [dropping.loss(dropped(*batch.inputs), batch).item() for _ in range(2)]
