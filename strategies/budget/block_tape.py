@@ -540,7 +540,7 @@ class BlockTape(OperatorMode):
             StrategyError: forward must be the planned one.
         """
         if self._beyond is Beyond.REFUSED:
-            remedy = "a plan is for one forward; make it again, or use ac=selective_op"
+            remedy = "a plan is for one forward; plan a step with data (Budget.write_plan), or use ac=nested"
             raise StrategyError(
                 "ac", f"{self._fates.plan.fqn!r} is not as it was planned: {problem}; {remedy}"
             )

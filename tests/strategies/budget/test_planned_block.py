@@ -512,7 +512,7 @@ def test_refusal_of_a_forward_that_was_not_planned(plan: BlockPlan, problem: str
     enclose(block, plan)
     with pytest.raises(StrategyError) as error:
         block(torch.randn(6, WIDTH))
-    remedy = "a plan is for one forward; make it again, or use ac=selective_op"
+    remedy = "a plan is for one forward; plan a step with data (Budget.write_plan), or use ac=nested"
     assert str(error.value) == f"ac: 'body' is not as it was planned: {problem}; {remedy}"
 
 
