@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from harness.check.not_neutral import Neutrality
-from harness.check.remedies import Remedy, remedies_of, train_mode
+from harness.check.remedies import IN_ITS_PLACE, NOT_REENTRANT, Remedy, remedies_of, train_mode
 from harness.check.workshop import Workshop
 from harness.measure.probes.changed_since import StateChange
 from harness.measure.probes.likely_causes import (
@@ -44,6 +44,8 @@ class Explanation:
         probing: Probing,
         values: RecomputedValues | None,
         changed: tuple[StateChange, ...],
+        *,
+        has_save_list: bool,
     ) -> Neutrality:
         """Return the same with what it looks like, and what was tried.
 
@@ -52,6 +54,7 @@ class Explanation:
             probing: asks more of the same models.
             values: how recomputed values compare; `None` where the step raises.
             changed: state that is another one when backward begins.
+            has_save_list: a region keeps what operators of a list give.
         """
         if found.verdict == "inert":
             return self._of_inert(found)
@@ -67,6 +70,7 @@ class Explanation:
             gained=found.gained,
             changed=changed,
             is_compiled=self.workshop.is_compiled,
+            has_save_list=has_save_list,
             unpacked="" if saved is None else saved[1].unpacked,
             functions=() if saved is None else tuple(sorted(saved[1].functions - saved[0].functions)),
         )
@@ -78,9 +82,14 @@ class Explanation:
             return _guessed(found, likely_cause(evidence), with_option=not hides_error)
         found = self._with_remedy(found)
         applied = [*found.in_vain, *([found.remedy.split(" ")[1]] if found.remedy else ())]
-        cause = likely_cause(evidence, applied)
+        cause = likely_cause(replace(evidence, is_of_calls=self._is_of_calls(found.remedy)), applied)
         advice = "" if cause is None or found.remedy else cause.advice
         return replace(found, cause="" if cause is None else str(cause), perhaps=advice)
+
+    def _is_of_calls(self, remedy: str) -> bool:
+        """Say whether what helped is another way to call the same modules."""
+        is_ours = isinstance(self.workshop.variant, Strategy)
+        return NOT_REENTRANT in remedy or (not is_ours and IN_ITS_PLACE in remedy)
 
     def _with_remedy(self, found: Neutrality) -> Neutrality:
         """Return the same with the first remedy that helps, or with all that were tried in vain."""

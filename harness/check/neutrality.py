@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from harness.check.workshop import Workshop
 from harness.errors import ConfigError
 from harness.measure.global_state import ledger
 from harness.measure.parity.compare import Accepted, compare_steps
+from harness.measure.probes.checkpoint_calls import Intervention, with_save_list
 from harness.measure.probes.late_reads import LateReads
 from harness.measure.probes.micro_batches import MicroBatched, joined
 from harness.measure.probes.pass_error import PassError
@@ -163,7 +165,9 @@ class _Check:
         found = self.judged(self.workshop)
         source = replace(self.workshop, recomputed=found.recomputed_modules)
         probing = Probing(source=source)
-        values = probing.values()
+        saving = Intervention(change=with_save_list)
+        with nullcontext() if self.workshop.is_compiled else saving.active():
+            values = probing.values()
         where, first = _first_of_ranks(None if values is None else values.first)
         changed = probing.changed() if found.first is not None else ()
         names = tuple(dict.fromkeys(change.name for change in changed if change.kind != "gradient hook"))
@@ -183,7 +187,11 @@ class _Check:
         )
         explanation = Explanation(workshop=self.workshop, judge=self.judged, is_equal=self.is_equal)
         return explanation.of(
-            found, probing, None if values is None else replace(values, first=first), changed
+            found,
+            probing,
+            None if values is None else replace(values, first=first),
+            changed,
+            has_save_list=self.workshop.anywhere(saving.count > 0),
         )
 
     def judged(self, workshop: Workshop) -> Neutrality:

@@ -46,16 +46,20 @@ class Remedy:
         return self.intervention is None or self.intervention.count > 0
 
 
+NOT_REENTRANT = "use_reentrant=False"
+IN_ITS_PLACE = "in its place"
+"""Words of remedies that call the same modules in another way."""
+
 _OF_CALLS: dict[str, Change] = {
     "preserve_rng_state=True": preserving,
-    "use_reentrant=False": not_reentrant,
+    NOT_REENTRANT: not_reentrant,
     "early_stop=False": to_the_end,
 }
 """Options of torch's checkpoint, by the words that set them, and what sets them in a call of it."""
 
 _OF_FIELDS: dict[str, tuple[str, bool]] = {
     "preserve_rng_state=True": ("preserve_rng_state", True),
-    "use_reentrant=False": ("use_reentrant", False),
+    NOT_REENTRANT: ("use_reentrant", False),
     "early_stop=False": ("early_stop", False),
     "rewind=True": ("rewind", True),
 }
@@ -133,7 +137,7 @@ def _saving(workshop: Workshop, operator: str) -> Iterator[Remedy]:
         arguments = {field.name: getattr(variant, field.name) for field in dataclasses.fields(variant)}
         yield from _replaced(
             workshop,
-            f"{SelectiveOp.__module__}.SelectiveOp(…, save_ops=[{operator!r}]) in its place",
+            f"{SelectiveOp.__module__}.SelectiveOp(…, save_ops=[{operator!r}]) {IN_ITS_PLACE}",
             partial(SelectiveOp, **arguments, save_ops=(operator,)),
         )
 
@@ -159,7 +163,7 @@ def _other_strategies(workshop: Workshop) -> Iterator[Remedy]:
         )
         yield from _replaced(
             workshop,
-            f"{made}({arguments}) in its place",
+            f"{made}({arguments}) {IN_ITS_PLACE}",
             partial(strategy, layers_fqn=layers_fqn, **options),
         )
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from strategies.estimate.anatomy import CONSTANTS
 from strategies.estimate.tensors import tensors_held_by
@@ -127,6 +127,13 @@ def saving(operator: Any, call: CheckpointCall) -> CheckpointCall | None:
     if call.is_reentrant or "context_fn" in call.keywords:
         return None
     return call.given(context_fn=partial(create_selective_checkpoint_contexts, [operator]))
+
+
+def with_save_list(call: CheckpointCall) -> CheckpointCall | None:
+    """Leave the call as it is, and count it where its region keeps what some operators give."""
+    contexts = call.keywords.get("context_fn", noop_context_fn)
+    rewinds = noop_context_fn in getattr(contexts, "args", ())
+    return None if contexts is noop_context_fn or rewinds else call
 
 
 def operator_called(name: str) -> Any:

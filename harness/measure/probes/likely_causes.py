@@ -31,6 +31,8 @@ class Evidence:
         unpacked: what hooks of saved tensors gave back otherwise than they got it.
         functions: autograd functions of its own that the variant's graph has and the plain model's has not.
         is_compiled: somebody compiles.
+        has_save_list: a region keeps what operators of a list give.
+        is_of_calls: with another region around the same modules, or one that is not reentrant, it is neutral.
     """
 
     part: str
@@ -46,6 +48,8 @@ class Evidence:
     unpacked: str = ""
     functions: tuple[str, ...] = ()
     is_compiled: bool = False
+    has_save_list: bool = False
+    is_of_calls: bool = False
     expected: str = ""
     actual: str = ""
     step: int = 0
@@ -66,6 +70,10 @@ class Evidence:
     def reads_anew(self, *kinds: str) -> bool:
         """Say whether a recomputation leaves forward where state of one of `kinds` has changed."""
         return self.divergence is not None and self.has_changed(*kinds)
+
+    def keeps(self, word: str) -> bool:
+        """Say whether a save list is in use where `word` names the first operator that differs."""
+        return self.has_save_list and self.divergence is not None and word in self.divergence.operator
 
     def draws(self) -> bool:
         """Say whether the first recomputed value that differs is a random one."""
@@ -160,6 +168,7 @@ CAUSES = (
         fits=lambda seen: (
             seen.part == "outputs"
             and seen.probe == "parity"
+            and seen.is_of_calls
             and not (seen.is_compiled or seen.has_raised or seen.step)
         ),
     ),
@@ -424,13 +433,13 @@ CAUSES = (
         numbers=(55,),
         title="what a save list keeps is changed in place, and changed again",
         advice="change out of place, and leave allow_cache_entry_mutation off",
-        fits=lambda seen: seen.divergence is not None and "_." in seen.divergence.operator,
+        fits=lambda seen: seen.keeps("_."),
     ),
     LikelyCause(
         numbers=(67,),
         title="what a save list of torch keeps is changed in place through a view with a counter of its own",
         advice="change out of place, or use ac=selective_op, which computes it again",
-        fits=lambda seen: seen.divergence is not None and "unsafe_" in seen.divergence.operator,
+        fits=lambda seen: seen.keeps("unsafe_"),
     ),
     LikelyCause(
         numbers=(5, 6, 7, 16, 41),

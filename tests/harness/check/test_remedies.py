@@ -350,3 +350,27 @@ def test_what_no_region_makes_is_not_blamed_on_a_reentrant_one() -> None:
     assert found.lost[:1] == ("layers.0.up.weight",)
     assert found.cause.startswith("looks like gallery 20 or 51 or 52: a region loses gradients")
     assert "layers_fqn='layers'" in found.remedy
+
+
+class Decaying(Block):
+    """Makes a weight smaller in each forward, past autograd's counters."""
+
+    def between(self, h: Tensor) -> Tensor:
+        """Return what `down` reads."""
+        self.down.weight.data.mul_(0.99)
+        return h.tanh()
+
+
+def test_no_save_list_is_blamed_where_there_is_none() -> None:
+    found = _found(stack_of(Decaying), Full(layers_fqn="layers"))
+    assert found.recomputation is not None
+    assert found.recomputation.operator == "aten.mul_.Tensor"
+    assert "save list" not in found.cause
+
+
+def test_no_argument_is_blamed_where_nothing_mends_other_outputs() -> None:
+    def louder(model: nn.Module) -> None:
+        model.register_forward_hook(lambda _module, _inputs, outputs: outputs * 2)
+
+    found = _found(Unlisted, louder)
+    assert ((found.first or {})["part"], found.cause) == ("outputs", "")

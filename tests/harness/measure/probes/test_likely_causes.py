@@ -52,13 +52,23 @@ def _read(kind: str) -> dict[str, object]:
             {"divergence": _value("aten.mul.Tensor")},
             "gallery 5 or 6 or 7 or 16 or 41: the recomputation reads",
         ),
-        ({"divergence": _value("aten.mul_.Tensor")}, "gallery 55: what a save list keeps"),
-        ({"divergence": _value("aten._unsafe_view.default")}, "gallery 67: what a save list of torch keeps"),
+        (
+            {"divergence": _value("aten.mul_.Tensor")},
+            "gallery 5 or 6 or 7 or 16 or 41: the recomputation reads",
+        ),
+        (
+            {"divergence": _value("aten.mul_.Tensor"), "has_save_list": True},
+            "gallery 55: what a save list keeps",
+        ),
+        (
+            {"divergence": _value("aten._unsafe_view.default"), "has_save_list": True},
+            "gallery 67: what a save list of torch keeps",
+        ),
         (
             {"part": "outputs", "expected": "Structure Output of 3"},
             "another set of outputs, such as no cache",
         ),
-        ({"part": "outputs"}, "gallery 35 or 50: forward itself"),
+        ({"part": "outputs", "is_of_calls": True}, "gallery 35 or 50: forward itself"),
         ({"lost": ("w",), "recomputed_ops": ()}, "gallery 18 or 19 or 48: a reentrant region trains"),
         ({"lost": ("w",), "gained": ("v",)}, "gallery 6 or 36: the recomputation takes another branch"),
         ({"lost": ("w",)}, "gallery 20 or 51 or 52: a region loses gradients"),
@@ -123,8 +133,9 @@ def test_nothing_known_is_said_by_nothing() -> None:
 @pytest.mark.parametrize(
     "seen",
     [
-        {"part": "outputs", "name": "(forward)"},
-        {"part": "outputs", "step": 1},
+        {"part": "outputs", "name": "(forward)", "is_of_calls": True},
+        {"part": "outputs"},
+        {"part": "outputs", "step": 1, "is_of_calls": True},
         {"recomputed_ops": ()},
         {"probe": "between", "recomputed_ops": ()},
         {"probe": "between", "name": "(backward)"},
@@ -132,6 +143,7 @@ def test_nothing_known_is_said_by_nothing() -> None:
     ],
     ids=[
         "a forward that raises",
+        "outputs that nothing mends",
         "outputs of a later step",
         "gradients of a variant that recomputes nothing",
         "micro-batches of a variant that recomputes nothing",
