@@ -23,6 +23,9 @@ from strategies import Strategy
 
 OWN_CHECKPOINTING = "the plain model checkpoints itself already"
 
+_BUT = ", with which what differed does not, but "
+"""Stands between a change and what another probe finds with it."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:
@@ -81,7 +84,8 @@ class Explanation:
         if hides_error or not self.workshop.is_alone or self.workshop.is_compiled:
             return _guessed(found, likely_cause(evidence), with_option=not hides_error)
         found = self._with_remedy(found)
-        applied = [*found.in_vain, *([found.remedy.split(" ")[1]] if found.remedy else ())]
+        tried = [words.partition(_BUT)[0] for words in found.in_vain]
+        applied = [*tried, *([found.remedy.split(" ")[1]] if found.remedy else ())]
         cause = likely_cause(replace(evidence, is_of_calls=self._is_of_calls(found.remedy)), applied)
         advice = "" if cause is None or found.remedy else cause.advice
         return replace(found, cause="" if cause is None else str(cause), perhaps=advice)
@@ -98,31 +102,34 @@ class Explanation:
         operator = "" if found.recomputation is None else found.recomputation.operator
         in_vain: list[str] = []
         for remedy in remedies_of(self.workshop, said=str(first["actual"]), operator=operator):
-            verdict = self._verdict_with(remedy, steps)
+            remedied = self._found_with(remedy, steps)
+            verdict = "" if remedied is None else remedied.verdict
             if verdict == "neutral":
                 return replace(found, remedy=f"with {remedy.words} it is neutral", in_vain=tuple(in_vain))
             if verdict == "inert":
-                remedied = f"with {remedy.words} nothing differs, and it is inert"
-                return replace(found, remedy=remedied, in_vain=tuple(in_vain))
+                words = f"with {remedy.words} nothing differs, and it is inert"
+                return replace(found, remedy=words, in_vain=tuple(in_vain))
             if verdict == "differs":
-                in_vain.append(remedy.words)
+                # a probe that fails where steps do not differ says nothing of steps that did
+                other = remedied.reason if remedied and first["probe"] == "parity" else None
+                in_vain.append(remedy.words if other is None else f"{remedy.words}{_BUT}{other}")
         return replace(found, in_vain=tuple(in_vain))
 
-    def _verdict_with(self, remedy: Remedy, steps: int) -> str:
-        """Return the verdict with a remedy; empty where the remedy is refused, or changes nothing.
+    def _found_with(self, remedy: Remedy, steps: int) -> Neutrality | None:
+        """Return what is found with a remedy; `None` where the remedy is refused, or changes nothing.
 
-        Most that do not help are known by the steps that differ without them, and are not judged further.
+        Most that do not help are known by the steps that differ without them, and are not judged further:
+        these have no reason.
         """
         scope = nullcontext() if remedy.intervention is None else remedy.intervention.active()
+        found = Neutrality(verdict="differs")
         try:
             with scope:
-                is_equal = self.is_equal(remedy.workshop, steps)
-                verdict = (
-                    self.judge(remedy.workshop).verdict if is_equal and remedy.has_applied else "differs"
-                )
+                if self.is_equal(remedy.workshop, steps) and remedy.has_applied:
+                    found = self.judge(remedy.workshop)
         except ValueError:  # a strategy refuses the model, or the plain model does not train any more
-            return ""
-        return verdict if remedy.has_applied else ""
+            return None
+        return found if remedy.has_applied else None
 
     def _of_inert(self, found: Neutrality) -> Neutrality:
         """Return why a variant did nothing, as far as something says so."""
@@ -136,7 +143,8 @@ class Explanation:
         remedy = train_mode(self.workshop)
         if is_resting and not self.workshop.is_alone:  # nobody can try alone
             return replace(found, cause=str(IN_EVAL_MODE), perhaps=IN_EVAL_MODE.advice)
-        if is_resting and self._verdict_with(remedy, 1) == "neutral":
+        trained = self._found_with(remedy, 1) if is_resting else None
+        if trained is not None and trained.verdict == "neutral":
             return replace(found, cause=str(IN_EVAL_MODE), remedy=f"with {remedy.words} it is neutral")
         is_known = any(words in (found.reason or "") for words in ("ever fired", "frees nothing"))
         if isinstance(self.workshop.variant, Strategy) and not is_known:

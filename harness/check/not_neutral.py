@@ -41,7 +41,8 @@ class Neutrality:
         margins: how close each choice of the largest numbers, such as a router's, is to another one.
         cause: what this looks like; empty where nothing known does.
         remedy: a change with which the check was run again and the variant is neutral; empty without one.
-        in_vain: changes with which it was run again before, and is not.
+        in_vain: changes with which it was run again before, and is not; with what else was found, where what
+            differed does not with one of them.
         perhaps: what may help, and was not tried.
         left_behind: global state that a model of the check has changed, such as a flag of torch or a function
             of a class; it was put back.

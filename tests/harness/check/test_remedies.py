@@ -374,3 +374,27 @@ def test_no_argument_is_blamed_where_nothing_mends_other_outputs() -> None:
 
     found = _found(Unlisted, louder)
     assert ((found.first or {})["part"], found.cause) == ("outputs", "")
+
+
+class Rescaling(Block):
+    """Changes in place what backward reads: one call at a time trains, two in flight raise."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(()))
+
+    def between(self, h: Tensor) -> Tensor:
+        """Return what `down` reads."""
+        self.scale.mul_(1.5)
+        return (h * self.scale).tanh()
+
+
+def test_what_mends_the_steps_and_fails_another_probe_is_said_so() -> None:
+    found = _found(stack_of(Rescaling), Full(layers_fqn="layers"))
+    assert (found.first or {})["probe"] == "parity"
+    assert (
+        "rewind=True, with which what differed does not, but with micro-batches in flight, the plain model's "
+        "backward raises and the variant's does not, which hides an error: RuntimeError"
+    ) in str(found)
