@@ -6,11 +6,13 @@ A call may change a list, a dictionary or a cache that it is given. Made anew, i
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
-from types import FunctionType, MethodType, ModuleType
+from functools import cache, partial
+from io import IOBase
+from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ _WHOLE = (
     torch.Generator,
 )
 _FOREIGN = frozenset({"torch", "builtins", "numpy"})  # packages whose objects are not taken apart
+_SEQUENCES = (list, deque)
 _DEPTH = 6
 
 
@@ -53,7 +56,7 @@ class _Node:
     value_type: type[Any]
     keys: list[Any] | None
     parts: list[_Node | None]
-    pattern: Any = None  # a copy without its parts, of a mapping that is no dictionary
+    pattern: Any = None  # a copy that gets the parts, of what is no dictionary and no plain object
 
 
 def taken_apart(value: Any, leaves: list[Any]) -> _Node | None:
@@ -91,8 +94,8 @@ def _taken(value: Any, leaves: list[Any], known: dict[int, _Node], depth: int) -
     node = _Node(type(value), keys, [])
     if type(value) not in {list, tuple}:
         known[id(value)] = node
-    if isinstance(value, Mapping) and type(value) is not dict:
-        node.pattern = value
+    if keys is not None and type(value) is not dict and not _is_plain(type(value)):  # type: ignore[arg-type]
+        node.pattern = _emptied(copy.copy(value))
     node.parts = [_taken(each, leaves, known, depth - 1) for each in held]
     return node
 
@@ -100,16 +103,48 @@ def _taken(value: Any, leaves: list[Any], known: dict[int, _Node], depth: int) -
 def _parts(value: Any) -> tuple[list[Any] | None, list[Any]] | None:
     """Return names and values of what `value` holds; `None` where it is not taken apart."""
     kind = type(value)
-    if kind is tuple or kind is list:
-        return None, value
+    if kind is list or isinstance(value, tuple):
+        return None, list(value)
     if isinstance(value, dict):
         return list(value), list(value.values())
-    if isinstance(value, tuple):
-        return None, list(value)
-    held = getattr(value, "__dict__", None)
-    if held is None or callable(value) or kind.__module__.partition(".")[0] in _FOREIGN:
+    if isinstance(value, _SEQUENCES):
+        return list(range(len(value))), list(value)
+    if isinstance(value, set):
+        return [], []
+    if callable(value) or isinstance(value, IOBase) or kind.__module__.partition(".")[0] in _FOREIGN:
         return None
-    return list(held), list(held.values())
+    held = dict(getattr(value, "__dict__", {}))
+    held |= {name: getattr(value, name) for name in _slots(kind) if hasattr(value, name)}  # type: ignore[arg-type]
+    return (list(held), list(held.values())) if held or hasattr(value, "__dict__") else None
+
+
+def _emptied(value: Any) -> Any:
+    """Return a copy without its elements, which are kept as parts."""
+    if isinstance(value, _SEQUENCES):
+        value.clear()
+    return value
+
+
+@cache
+def _slots(kind: type[Any]) -> tuple[str, ...]:
+    """Return the names under which objects of a class hold what is in their slots."""
+    return tuple(
+        name
+        for cls in kind.__mro__
+        if "__slots__" in vars(cls)
+        for name, each in vars(cls).items()
+        if isinstance(each, MemberDescriptorType)
+    )
+
+
+@cache
+def _is_plain(kind: type[Any]) -> bool:
+    """Whether all that an object of a class holds is in its attributes."""
+    try:
+        object.__new__(kind)
+    except TypeError:
+        return False
+    return True
 
 
 def _together(node: _Node | None, leaves: Iterator[Any], known: dict[int, Any]) -> Any:
@@ -130,6 +165,13 @@ def _together(node: _Node | None, leaves: Iterator[Any], known: dict[int, Any]) 
         if node.pattern is not None:
             made.clear()
         made.update(zip(keys, parts, strict=True))
+    elif isinstance(made, _SEQUENCES):
+        made.extend(parts)
     else:
-        vars(made).update(zip(keys, parts, strict=True))
+        slots = _slots(kind)  # type: ignore[arg-type]
+        for name, part in zip(keys, parts, strict=True):
+            if name in slots:
+                object.__setattr__(made, name, part)  # a class may forbid it, as a frozen one does
+            else:
+                vars(made)[name] = part
     return made

@@ -158,7 +158,6 @@ EXAMINED_BY = {
     "strategies/nested/offloads.py": "tests/strategies/ac/test_nested.py",
     "strategies/nested/open_regions.py": "tests/strategies/nested/test_trees.py",
     "strategies/nested/repetition.py": "tests/strategies/nested/test_trees.py",
-    "strategies/nested/structures.py": "tests/strategies/nested/test_parity.py",
     "strategies/nested/tape.py": "tests/strategies/nested/test_trees.py",
     "strategies/nested/tape_writer.py": "tests/strategies/nested/test_refusals.py",
     "strategies/nested/tickets.py": "tests/strategies/nested/test_parity.py",
