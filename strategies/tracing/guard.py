@@ -18,8 +18,10 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.module import _has_any_global_hook  # no public way
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
 from strategies.base import StrategyError
@@ -206,6 +208,37 @@ def share_memory(tensors: Sequence[Tensor]) -> bool:
     return len({key_of(tensor) for tensor in different}) < len(different)
 
 
+def attribute_of_a_tensor(leaves: Iterable[Any]) -> str | None:
+    """Return the first attribute that somebody has set on a tensor; `None` where there is none."""
+    for leaf in leaves:
+        if type(leaf) not in {Tensor, FakeTensor} or isinstance(leaf, nn.Parameter | nn.Buffer):
+            continue
+        own = _attributes_of_a_fake() if type(leaf) is FakeTensor else frozenset()
+        names = (name for name in vars(leaf) if name not in own and not name.startswith("_dynamo_"))
+        name: str | None = next(names, None)
+        if name is not None:
+            return name
+    return None
+
+
+@cache
+def _attributes_of_a_fake() -> frozenset[str]:
+    with _disable_current_modes(), FakeTensorMode():
+        return frozenset(vars(torch.empty(0)))
+
+
+def refuse_attributes(where: str, leaves: Iterable[Any]) -> None:
+    """Refuse inputs with attributes, which a forward may read and a graph does not hold.
+
+    Raises:
+        StrategyError: a tensor has one; it names `where` and the attribute.
+    """
+    name = attribute_of_a_tensor(leaves)
+    if name is not None:
+        problem = f"forward is called with a tensor that has the attribute {name!r}, which no graph can hold"
+        raise StrategyError(where, f"{problem}; give it as an input of its own")
+
+
 def kind_of_result(result: Any) -> Hashable:
     """Return what a recording takes for constant of what a module returns: structure, shapes and dtypes."""
     leaves, structure = tree_flatten(result)
@@ -236,6 +269,7 @@ def _kind_of_input(where: str, leaf: Any) -> Hashable:
         if leaf.layout is not torch.strided or leaf.is_nested:
             problem = "forward is called with a sparse or nested tensor, which no graph can hold"
             raise StrategyError(where, problem)
+        refuse_attributes(where, [leaf])
         flags = leaf.requires_grad, leaf.is_conj(), leaf.is_neg()
         return type(leaf), leaf.shape, leaf.stride(), leaf.dtype, leaf.device, flags
     if isinstance(leaf, CONSTANTS):

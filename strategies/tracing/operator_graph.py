@@ -41,7 +41,7 @@ from strategies.estimate.operator_cost import tensors_of
 from strategies.tracing.channel_norms import norm_applied, norm_scales, norm_sums
 from strategies.tracing.equal_views import merge_equal_views
 from strategies.tracing.following import as_with_data
-from strategies.tracing.guard import kind_of_result
+from strategies.tracing.guard import attribute_of_a_tensor, kind_of_result
 from strategies.tracing.module_state import CONSTANTS, SideEffects
 from strategies.tracing.operator_forms import (
     CREATES_EMPTY,
@@ -286,6 +286,10 @@ class _OperatorRecorder(TorchDispatchMode):
         """Take what the forward of the innermost scope returns."""
         frame = self._frames[-1]
         leaves, structure = tree_flatten(result)
+        name = attribute_of_a_tensor(leaves)
+        if name is not None:
+            problem = f"{frame.fqn or 'the model'!r} returns a tensor with the attribute {name!r}"
+            raise self._error(f"{problem}, which no graph can hold; return it beside the tensor")
         outputs, output = frame.finish(
             leaves, self._node, lambda problem: self._error(f"{frame.fqn or 'the model'} {problem}")
         )
@@ -366,7 +370,9 @@ class _OperatorRecorder(TorchDispatchMode):
         result = body(*args, **kwargs)
         self._is_inside_opaque = False
         self._effects.forgive(fqn)
-        if not _is_held(given) or not all(isinstance(leaf, Tensor | None) for leaf in tree_leaves(result)):
+        leaves = tree_leaves(result)
+        is_plain = _is_held((args, kwargs)) and attribute_of_a_tensor(leaves) is None
+        if not is_plain or not all(isinstance(leaf, Tensor | None) for leaf in leaves):
             raise self._opaque_part("takes or returns what is no tensor, and cannot run as it is")
         node = self._call_node(fqn, given, result)
         node.meta["opaque"] = True
@@ -420,6 +426,10 @@ class _OperatorRecorder(TorchDispatchMode):
         elif not self._fills(func, args):
             self._written |= storages_written(func, args, kwargs)
         result = func(*args, **kwargs)
+        if any(isinstance(each, Tensor) and each.is_nested for each in tree_leaves(result)):
+            raise self._error(  # it would ask the recorder for shapes where no error may be raised
+                f"{self.place} makes a nested tensor{_line_of()}, which no graph can hold; pad it"
+            )
         if func in _ALIASES:
             self._enter_alias(func, args[0], result, self._frames[-1])
         else:
@@ -567,8 +577,13 @@ def _leaves_padding_out(
 
 
 def _is_held(arguments: Any) -> bool:
-    """Whether a graph can write down a call with these arguments: tensors, or their nodes, and constants."""
-    return all(isinstance(leaf, (Tensor, fx.Node, *CONSTANTS)) for leaf in tree_leaves(arguments))
+    """Whether a graph can write down a call with these arguments: tensors without attributes, and constants.
+
+    Of containers, it writes down tuples, lists and dictionaries.
+    """
+    leaves = tree_leaves(arguments, is_leaf=lambda each: not isinstance(each, tuple | list | dict))
+    is_known = all(isinstance(leaf, (Tensor, *CONSTANTS)) for leaf in leaves)
+    return is_known and attribute_of_a_tensor(leaves) is None
 
 
 def _line_of(error: Exception | None = None) -> str:

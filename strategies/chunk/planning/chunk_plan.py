@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
 
 from strategies.base import InfeasibleBudget, PlannedStep, StrategyError
 from strategies.chunk.flow.chunk_rules import is_cut
@@ -29,6 +30,7 @@ from strategies.chunk.running.proof import Proofs
 from strategies.estimate.machine import Machine
 from strategies.estimate.operator_cost import bytes_of, machine_for, tensors_of
 from strategies.regions.blocks import Chunked, plain_class, unwrapped
+from strategies.tracing.guard import refuse_attributes
 from strategies.tracing.scope_graph import ScopeGraph
 
 _MUCH = 4  # times the results of an operator are the smallest peak, where it is named
@@ -284,6 +286,7 @@ class ChunkPlanner:
             raise StrategyError(
                 where, f"the sample must be a tuple of positional inputs, got a {type(sample).__name__}"
             )
+        refuse_attributes(where, tree_leaves((sample, dict(kwargs or {}))))
         plain = unwrapped(model)
         _refuse_chunked(plain)
         _refuse_lazy(plain, where)

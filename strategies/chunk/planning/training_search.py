@@ -156,6 +156,8 @@ class TrainingSearch:
     def _targets(self, planned: TrainingPass, profile: Profile) -> Iterator[list[int]]:
         """Yield positions: first the peak and the items that made most saved bytes, then other items."""
         count = len(planned.schedule.items)
+        if not count:
+            return
         peak = profile.peak_step
         at = peak if peak < count else max(2 * count - peak, 0)
         steps = planned.schedule.steps()

@@ -50,6 +50,11 @@ class _Layer(nn.Module):
         raise NotImplementedError
 
 
+class _Applies(_Layer):
+    def prepared(self, x: Tensor) -> Tensor:
+        return torch.tanh(x)
+
+
 class _Custom(_Layer):
     def prepared(self, x: Tensor) -> Tensor:
         outputs: Tensor = _Cubes.apply(x)  # type: ignore[no-untyped-call]
@@ -190,6 +195,60 @@ def test_models(layer: type[_Layer], problem: str, strategy: Any, where: str) ->
     with pytest.raises(StrategyError) as caught:
         strategy.apply(_Layers(layer), (torch.randn(2, 3, WIDTH),))
     assert str(caught.value) == f"{where}: 'layers.0' {problem}{_line(layer)}, {DEPENDS}"
+
+
+class _Nests(_Layer):
+    def prepared(self, x: Tensor) -> Tensor:
+        rows = torch.nested.nested_tensor_from_jagged(x.reshape(-1, WIDTH), torch.tensor([0, 2, 6]))
+        return rows.values().view_as(x)
+
+
+class _Marks(_Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        y.kind = "marked"  # type: ignore[attr-defined]
+        return y
+
+    def prepared(self, x: Tensor) -> Tensor:
+        return x
+
+
+@pytest.mark.parametrize(
+    ("layer", "problem"),
+    [
+        pytest.param(
+            _Nests,
+            f"'layers.0' makes a nested tensor{_line(_Nests)}, which no graph can hold; pad it",
+            id="a nested tensor",
+        ),
+        pytest.param(
+            _Marks,
+            "'layers.0' returns a tensor with the attribute 'kind', which no graph can hold; "
+            "return it beside the tensor",
+            id="an attribute of a result",
+        ),
+    ],
+)
+def test_tensors_that_no_graph_can_hold(layer: type[_Layer], problem: str) -> None:
+    with pytest.raises(StrategyError) as caught:
+        ChunkPlan.make(_Layers(layer), (torch.randn(2, 3, WIDTH),), training=True, fraction=0.6)
+    assert str(caught.value) == f"chunk.budget: {problem}"
+
+
+def test_an_input_with_an_attribute() -> None:
+    model, x = _Layers(_Applies), torch.randn(2, 3, WIDTH)
+    plan = ChunkPlan.make(model, (x,), training=True)
+    x.kind = "marked"  # type: ignore[attr-defined]
+    problem = (
+        "forward is called with a tensor that has the attribute 'kind', which no graph can hold; "
+        "give it as an input of its own"
+    )
+    with pytest.raises(StrategyError) as caught:
+        ChunkPlan.make(model, (x,), training=True)
+    assert str(caught.value) == f"chunk.budget: {problem}"
+    with pytest.raises(StrategyError) as caught:
+        plan.apply(model)(x)
+    assert str(caught.value) == f"chunk: {problem}"
 
 
 @pytest.mark.parametrize(("layer", "problem"), OPAQUE.values(), ids=OPAQUE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -329,3 +330,71 @@ def _results(model: nn.Module) -> list[Tensor]:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+class _Given(nn.Module):
+    """Its layers take what `given` makes of a tensor, and `body` is what each of them does with it."""
+
+    def __init__(self, given: Callable[[Tensor], tuple[Any, ...]], body: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.given, self.pre = given, nn.Linear(D, D)
+        self.layers = nn.ModuleList(_Gets(body) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, *others = self.given(self.pre(x))
+        for layer in self.layers:
+            x = layer(x, *others)
+        return x
+
+
+class _Gets(nn.Module):
+    def __init__(self, body: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.net, self.body = _Net(), body
+
+    def forward(self, x: Tensor, *others: Any) -> Tensor:
+        return self.body(self.net, x, *others)
+
+
+def _marked(x: Tensor) -> tuple[Tensor]:
+    x.kind = "first"  # type: ignore[attr-defined]
+    return (x,)
+
+
+def _by_mark(net: nn.Module, x: Tensor) -> Tensor:
+    result: Tensor = x + net(x) * (3.0 if getattr(x, "kind", "") == "first" else 1.0)
+    return result
+
+
+def _counted(net: nn.Module, x: Tensor, before: deque[float]) -> Tensor:
+    before.append(1.0)
+    result: Tensor = x + net(x) * len(before)
+    return result
+
+
+def _dropped(net: nn.Module, x: Tensor) -> Tensor:
+    net(x)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("given", "body"),
+    [
+        pytest.param(_marked, _by_mark, id="an attribute of a tensor"),
+        pytest.param(lambda x: (x, deque([1.0])), _counted, id="a deque"),
+        pytest.param(lambda x: (x,), _dropped, id="a result that is dropped"),
+    ],
+)
+def test_what_layers_take_is_that_of_the_plain_model(
+    given: Callable[[Tensor], tuple[Any, ...]], body: Callable[..., Tensor]
+) -> None:
+    torch.manual_seed(0)
+    model, x = _Given(given, body), torch.randn(B, S, D)
+    planned = copy.deepcopy(model)
+    ChunkPlan.make(planned, (x,), training=True, fraction=0.6).apply(planned)
+    results = [each(x) for each in (model, planned)]
+    for result in results:
+        result.square().sum().backward()
+    torch.testing.assert_close(results[1], results[0])
+    for one, other in zip(model.parameters(), planned.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, one.grad)
