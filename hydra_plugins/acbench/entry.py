@@ -101,12 +101,23 @@ class _Lossy(io.FileIO):
 
     def as_text(self, former: TextIO) -> TextIO:
         """Return the text stream that takes the place of the interpreter's own."""
+        is_unbuffered = bool(getattr(former, "write_through", False))  # as PYTHONUNBUFFERED asks
         return io.TextIOWrapper(
-            io.BufferedWriter(self),
+            _Unbuffered(self) if is_unbuffered else io.BufferedWriter(self),
             encoding=former.encoding,
             errors=former.errors,
             line_buffering=bool(former.line_buffering),
+            write_through=is_unbuffered,
         )
+
+
+class _Unbuffered(io.BufferedWriter):
+    """Writes at once, and all of it."""
+
+    def write(self, data: Any) -> int:
+        count = super().write(data)
+        self.flush()
+        return count
 
 
 def _open_missing_streams() -> None:

@@ -90,6 +90,21 @@ def test_a_stream_that_cannot_be_written_ends_nothing(
     assert (ended.returncode, last, (tmp_path / "kept").read_text()) == (code, said, "whole")
 
 
+@pytest.mark.parametrize(
+    ("unbuffered", "said"), [("", "line\n"), ("1", "line\npart")], ids=["by lines", "unbuffered"]
+)
+def test_what_is_said_on_stderr_is_read_at_once(unbuffered: str, said: str) -> None:
+    program = (
+        "import os, sys; from hydra_plugins.acbench.entry import ended_by_its_reader\n"
+        "with ended_by_its_reader():\n"
+        "    sys.stderr.write('line\\n'); sys.stderr.write('part'); os._exit(0)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(_ROOT), "PYTHONUNBUFFERED": unbuffered}
+    words = [sys.executable, "-c", program]
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert ended.stderr == said
+
+
 def test_another_broken_pipe_is_no_reader_that_left() -> None:
     with pytest.raises(BrokenPipeError), ended_by_its_reader():
         raise BrokenPipeError
