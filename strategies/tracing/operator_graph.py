@@ -13,13 +13,10 @@ functional forms, and what needs only the shape of a tensor no longer takes the 
 
 from __future__ import annotations
 
-import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from traceback import walk_stack, walk_tb
 from typing import Any
 
 import torch
@@ -57,16 +54,11 @@ from strategies.tracing.operator_forms import (
 from strategies.tracing.recorder import OF_CALLS, Frame
 from strategies.tracing.scope_graph import OpaquePart, ScopeGraph, is_within
 from strategies.tracing.shadow import Shadow
+from strategies.tracing.without_data import line_of
 
 _aten = torch.ops.aten
 _ALIASES = frozenset({_aten.detach.default, _aten.alias.default, _aten.lift_fresh.default})
 _EMPTIES = CREATES_EMPTY | {_aten.empty.memory_format, _aten.empty_strided.default}
-_NOT_THEIRS = (
-    str(Path(torch.__file__).parent),
-    str(Path(__file__).parents[1]),
-    sysconfig.get_path("stdlib"),
-    "<",
-)
 _REMEDY = "move the call out of the model, or use chunk=none"
 _NLL_LOSSES = frozenset({_aten.nll_loss_forward.default, _aten.nll_loss2d_forward.default})
 
@@ -241,13 +233,13 @@ class _OperatorRecorder(TorchDispatchMode):
     def unplannable(self, func: Any, reason: str, error: Exception | None = None) -> StrategyError:
         """Return the refusal of an operator that the running module calls; `error` says where."""
         return self._error(
-            f"{self.place} calls {func}{_line_of(error)}, {reason}; it cannot be planned; {_REMEDY}"
+            f"{self.place} calls {func}{line_of(error)}, {reason}; it cannot be planned; {_REMEDY}"
         )
 
     def unfollowable(self, error: Exception) -> StrategyError:
         """Return the refusal of a module that raises an error, which it may not do with data."""
         said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        where = f"{self.place} cannot be followed without data{_line_of(error)}"
+        where = f"{self.place} cannot be followed without data{line_of(error)}"
         return self._error(f"{where}, where it raises {said}; {_REMEDY}")
 
     def mark_written(self) -> None:
@@ -445,7 +437,7 @@ class _OperatorRecorder(TorchDispatchMode):
         if depends_on_data(func, args):
             raise self.unplannable(func, "whose result or shape depends on data")
         if any(isinstance(leaf, torch.Generator) for leaf in tree_leaves((args, kwargs))):
-            problem = f"calls {func}{_line_of()} with a generator of its own, which no graph can hold"
+            problem = f"calls {func}{line_of()} with a generator of its own, which no graph can hold"
             raise self._opaque_part(f"{problem}; let it draw from torch's own")
 
     def _error(self, problem: str) -> StrategyError:
@@ -584,14 +576,6 @@ def _is_held(arguments: Any) -> bool:
     leaves = tree_leaves(arguments, is_leaf=lambda each: not isinstance(each, tuple | list | dict))
     is_known = all(isinstance(leaf, (Tensor, *CONSTANTS)) for leaf in leaves)
     return is_known and attribute_of_a_tensor(leaves) is None
-
-
-def _line_of(error: Exception | None = None) -> str:
-    """Return `" in FILE:LINE"`, where the user's code calls torch; `error` was raised there."""
-    walked = walk_stack(None) if error is None else reversed(list(walk_tb(error.__traceback__)))
-    places = ((frame.f_code.co_filename, line) for frame, line in walked)
-    found = next((place for place in places if not place[0].startswith(_NOT_THEIRS)), None)
-    return "" if found is None else f" in {Path(found[0]).name}:{found[1]}"
 
 
 @contextmanager

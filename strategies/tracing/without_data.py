@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from traceback import walk_stack, walk_tb
+
+import torch
 
 from strategies.base import StrategyError
+
+_NOT_THEIRS = (
+    str(Path(torch.__file__).parent),
+    str(Path(__file__).parents[1]),
+    sysconfig.get_path("stdlib"),
+    "<",
+)
 
 
 @contextmanager
@@ -29,3 +41,11 @@ def following(what: Callable[[], str]) -> Iterator[None]:
     ) as error:  # what torch raises of tensors without data
         reason = str(error).strip().partition("\n")[0]
         raise StrategyError("ac", f"{what()} cannot be followed without data: {reason}") from error
+
+
+def line_of(error: Exception | None = None) -> str:
+    """Return `" in FILE:LINE"`, where the user's code calls torch; `error` was raised there."""
+    walked = walk_stack(None) if error is None else reversed(list(walk_tb(error.__traceback__)))
+    places = ((frame.f_code.co_filename, line) for frame, line in walked)
+    found = next((place for place in places if not place[0].startswith(_NOT_THEIRS)), None)
+    return "" if found is None else f" in {Path(found[0]).name}:{found[1]}"

@@ -237,13 +237,21 @@ def test_refuses_a_factory_of_no_use(line: str, message: str) -> None:
     [
         ("raises_when_called", "data=synthetic chunk=minimum", "ValueError: the width is odd"),
         ("loss_raises", "chunk=minimum", "ValueError: the width is odd"),
-        ("loss_reads_a_value", "chunk=minimum", "GuardOnDataDependentSymNode: "),
     ],
 )
 def test_a_model_that_raises_while_it_is_planned_is_refused(factory: str, planned: str, said: str) -> None:
     message = refusal_of(f"model=python model.factory={USER}:{factory} {planned}")
     assert message.startswith(f"model: raises when it is called on the meta device, to plan it: {said}")
     assert "(user_models.py, line " in message
+
+
+def test_a_loss_that_asks_for_a_value_is_refused_with_its_line() -> None:
+    message = refusal_of(f"model=python model.factory={USER}:loss_reads_a_value chunk=minimum")
+    assert message.startswith(
+        "chunk: a pass of the model cannot be followed without data in user_models.py:198, where it raises "
+        "GuardOnDataDependentSymNode: "
+    )
+    assert message.endswith("use chunk=none")
 
 
 def test_an_operator_of_the_model_that_does_not_run_is_refused_with_its_line() -> None:
