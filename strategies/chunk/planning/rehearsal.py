@@ -214,7 +214,9 @@ def _followed() -> Iterator[None]:
         yield
     except (RuntimeError, TypeError) as error:
         said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        problem = f"a pass of the model cannot be followed without data{line_of(error)}, where it raises {said}"
+        problem = (
+            f"a pass of the model cannot be followed without data{line_of(error)}, where it raises {said}"
+        )
         raise StrategyError("chunk", f"{problem}; use chunk=none") from error
 
 
