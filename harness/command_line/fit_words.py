@@ -213,6 +213,8 @@ def _composed(typed: argparse.Namespace, values: Mapping[str, Any]) -> DictConfi
     if group == "python":
         changes |= {"model.factory": typed.factory, "model.kwargs": dict(values)}
         changes |= _lifted(changes["model.kwargs"], "dropout")
+        if isinstance(values.get("vocab_size"), int):  # tokens are drawn below it
+            changes["model.vocab_size"] = values["vocab_size"]
         changes["model.kwargs"] = changes["model.kwargs"] or None
     elif group == "hf":
         changes |= {"model.config_class": rest, "model.overrides": dict(values), "model.n_layers": None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment, name_of
 from harness.fit.options import Option, chosen
 from harness.fit.predicting import Predictions
-from harness.fit.proof import prove
+from harness.fit.proof import Proven, prove, remedies_of_state
 from harness.fit.subject import Blocks, Subject, blocks_of
 from harness.fit.written import applied, text_of, with_files
 from harness.predict.prediction import step_of
@@ -65,7 +66,7 @@ class Answer:
         if use is None or use.variant == "none":
             return words
         is_file = use.file is not None and not use.needs_acbench
-        return " ".join((words, *(("ac=file", f"ac.path={use.file}") if is_file else use.overrides)))
+        return f"{words} {shlex.join(('ac=file', f'ac.path={use.file}') if is_file else use.overrides)}"
 
     def code(self) -> str:
         """Return the file of the answer, `apply(model) -> model`.
@@ -135,7 +136,7 @@ def answer(
 
     Args:
         subject: the step and the device.
-        is_proven: train one small step of the answer beside the plain model.
+        is_proven: train one small step of each option beside the plain model.
         tell: is told what is done next.
 
     Raises:
@@ -150,16 +151,10 @@ def answer(
         options = [found.with_largest_batch(each) for each in found.options]
         options[0] = replace(options[0], verdict="neutral")  # it is the plain step
         unknown = [*subject.notes, *found.notes]
+        if is_proven:
+            options, said = _all_proven(subject, options, tell)
+            unknown = [*said, *unknown]
         use = chosen(options)
-        while is_proven and use is not None and use.variant != "none":
-            tell(f"proof of {use.title}")
-            shown = prove(subject, use)
-            proven = replace(use, verdict=shown.verdict, proof=shown.proof)
-            options[options.index(use)] = proven
-            unknown += [shown.note] * bool(shown.note)
-            use = chosen(options)
-            if use is proven:
-                break
     if subject.hardware.device != "cpu":
         unknown.append(_NOT_KNOWN_OF_GPU)
     if plain.assumes:
@@ -173,6 +168,36 @@ def answer(
         unknown=tuple(dict.fromkeys(unknown)),
         remedies=remedies,
     )
+
+
+def _all_proven(
+    subject: Subject, options: list[Option], tell: Callable[[str], None]
+) -> tuple[list[Option], list[str]]:
+    """Return the options with what one step of each has shown, and what there is to say about it."""
+    shown: dict[str, Proven] = {}
+    for each in options[1:]:
+        tell(f"proof of {each.title}")
+        shown[each.variant] = found = prove(subject, each)
+        if found.raised:  # the plain step does, and so would all
+            plain = replace(options[0], verdict="unverified")
+            return [plain, *options[1:]], [found.note]
+    options = [
+        replace(each, verdict=shown[each.variant].verdict, proof=shown[each.variant].proof)
+        if each.variant in shown
+        else each
+        for each in options
+    ]
+    differing = [each.variant for each in options if each.verdict == "differs"]
+    said = []
+    if differing:
+        remedies = " or ".join(remedies_of_state(subject))
+        advice = f"; forward changes state: use {remedies}" if remedies else ""
+        word = "differs" if len(differing) == 1 else "differ"
+        said.append(f"{', '.join(differing)} {word}: {shown[differing[0]].note}{advice}")
+    use = chosen(options)
+    if use is not None and use.variant in shown and shown[use.variant].note:
+        said.append(shown[use.variant].note)
+    return options, said
 
 
 def _plain_step(subject: Subject) -> FakeStep:

@@ -107,6 +107,12 @@ class Option:
         }
 
 
+def words_of_classes(experiment: Experiment) -> tuple[str, ...]:
+    """Return the words of `acbench` that name the blocks by class; none where their container names them."""
+    classes = getattr(experiment.ac, "module_classes", ())
+    return (f"ac.module_classes=[{','.join(classes)}]",) if classes else ()
+
+
 def chosen(options: Sequence[Option]) -> Option | None:
     """Return the option to use; `None` where nothing fits.
 

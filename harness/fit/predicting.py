@@ -13,7 +13,7 @@ from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment, name_of
 from harness.fit.in_process import with_rows
 from harness.fit.largest_batch import largest_batch
-from harness.fit.options import Option, Writer
+from harness.fit.options import Option, Writer, words_of_classes
 from harness.fit.subject import Blocks, Subject
 from harness.predict.fake_rank import planned_on_fake_rank, seen_on_fake_rank
 from harness.predict.prediction import step_of
@@ -231,7 +231,7 @@ class Predictions:
                 "plan of acbench",
                 planned,
                 None,
-                overrides=("ac=budget", f"ac.budget_gib={budget_gib:.6g}"),
+                overrides=("ac=budget", f"ac.budget_gib={budget_gib:.6g}", *words_of_classes(asked)),
                 needs_acbench=True,
                 plan=file.read_text(encoding="utf-8"),
             )
@@ -286,6 +286,7 @@ def _overrides(experiment: Experiment) -> tuple[str, ...]:
         words.append(f"ac.first={first}")
     if getattr(experiment.ac, "offload", False) is True:
         words.append("ac.offload=true")
+    words += words_of_classes(experiment)
     if name_of(experiment.chunk) != "none":
         words.append(f"chunk={name_of(experiment.chunk)}")
     return tuple(words)

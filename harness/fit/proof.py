@@ -15,13 +15,13 @@ from torch import nn
 from harness.check import NotNeutral, assert_neutral
 from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment, name_of
-from harness.fit.options import Option, Proof
+from harness.fit.options import Option, Proof, words_of_classes
 from harness.fit.subject import Subject
 from harness.models.base import ModelSpec
 from harness.predict.prediction import step_of
 from harness.records import files
 from harness.trial.batches import batches
-from strategies import StrategyError
+from strategies import StrategyError, ac_variants
 from strategies.ac.budget import Budget
 from strategies.regions.blocks import find_blocks
 from strategies.written.loaded_file import apply_of
@@ -46,6 +46,18 @@ _SMALLER = ((1, 1), (2, 1), (2, 4), (2, 16), (2, 64))
 """What is tried in turn: at most so many layers (1: all), and a share of the widths."""
 
 
+_OF_STATE: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("ac=nested", "nested", {}),
+    ("ac=full ac.rewind=true", "full", {"rewind": True}),
+)
+"""What keeps state that forward changes as one run leaves it."""
+
+_OF_VOCABULARY = (
+    "tokens are drawn below model.vocab_size, {size}: give vocab_size=N, the rows of the embedding, where "
+    "the factory takes it, else acbench model.vocab_size=N"
+)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proven:
     """What a proof has shown.
@@ -54,11 +66,13 @@ class Proven:
         verdict: `neutral`, `differs` or `unverified`.
         proof: how it was shown; `None` where nothing was.
         note: why there is none, or what differs; empty where the option is neutral.
+        raised: whether the plain model does not train on the tokens that were drawn.
     """
 
     verdict: str
     proof: Proof | None = None
     note: str = ""
+    raised: bool = False
 
 
 def prove(subject: Subject, option: Option) -> Proven:
@@ -69,7 +83,8 @@ def prove(subject: Subject, option: Option) -> Proven:
         return Proven(verdict="unverified", note="nothing was proven of chunks; acbench proves them")
     found = _small(subject)
     if found is None:
-        how = f"python {option.file or f'apply_{option.variant}.py'} --check"
+        is_ours = option.needs_acbench
+        how = "acbench " + " ".join(option.overrides) if is_ours else f"apply_{option.variant}.py --check"
         return Proven(
             verdict="unverified",
             note=f"nothing was proven, the model has no small size here; {how} proves it where it trains",
@@ -81,7 +96,25 @@ def prove(subject: Subject, option: Option) -> Proven:
             return _proven(experiment, variant, words)
         except (ConfigError, StrategyError) as error:
             problem = str(error)
-    return Proven(verdict="unverified", note=f"nothing was proven: {problem}")
+    size = getattr(experiment.model, "vocab_size", None)
+    is_index = "index" in problem.lower() and "raises" in problem and size is not None
+    is_index = is_index and experiment.model.reads_tokens()
+    advice = f"; {_OF_VOCABULARY.format(size=size)}" if is_index else ""
+    return Proven(verdict="unverified", note=f"nothing was proven: {problem}{advice}", raised=is_index)
+
+
+def remedies_of_state(subject: Subject) -> list[str]:
+    """Return the strategies, in words of `acbench`, that are neutral where forward changes state."""
+    small, found = _small(subject), []
+    if small is None:
+        return []
+    named = {name: each for name, each in subject.named_blocks.items() if each}
+    for words, name, options in _OF_STATE:
+        # one of them may not know blocks by their class, or not suit the model
+        with suppress(ConfigError, StrategyError, TypeError):
+            if _proven(small[0], ac_variants[name](**named, **options), small[1]).verdict == "neutral":
+                found.append(" ".join((words, *words_of_classes(subject.experiment))))
+    return found
 
 
 def _proven(experiment: Experiment, variant: Any, words: str) -> Proven:
@@ -107,7 +140,10 @@ def _proven(experiment: Experiment, variant: Any, words: str) -> Proven:
             quick=True,
         )
     except NotNeutral as error:
-        return Proven(verdict=error.verdict, note=f"{error.verdict}: {str(error).splitlines()[0]}")
+        said = str(error).splitlines()[0].removeprefix(f"{error.verdict}: ")
+        is_different = error.verdict == "differs"
+        note = said if is_different else f"nothing was proven: {said}"
+        return Proven(verdict="differs" if is_different else "unverified", note=note)
     level = found.parity.level if found.parity is not None else "bitwise"
     return Proven(verdict="neutral", proof=Proof(batch_size=rows, steps=1, level=level, words=words))
 

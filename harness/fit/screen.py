@@ -31,13 +31,14 @@ def _use(answer: Answer) -> str:
         would = "; or ".join(answer.remedies)
         return f"NOTHING FITS {answer.subject.hardware.name}: {needed}. What would: {would}"
     if use.variant == "none":
-        return f"USE nothing: the plain step fits, {human_bytes(plain.peak_bytes)} at the peak"
+        doubt = "" if plain.verdict == "neutral" else ", unproven"
+        return f"USE nothing{doubt}: the plain step fits, {human_bytes(plain.peak_bytes)} at the peak"
     less = 1 - use.peak_bytes / plain.peak_bytes
     what = use.variant if use.title == use.variant else f"{use.variant} ({use.title})"
     file = f"; {use.file}" if use.file else ""
-    return (
-        f"USE {what}: {less:.0%} less peak at {use.slowdown:.2f} \N{MULTIPLICATION SIGN} the step time{file}"
-    )
+    doubt = "" if use.verdict == "neutral" else ", unproven"
+    time = f"{use.slowdown:.2f} \N{MULTIPLICATION SIGN} the step time"
+    return f"USE {what}{doubt}: {less:.0%} less peak at {time}{file}"
 
 
 def _step(answer: Answer) -> str:
@@ -93,8 +94,15 @@ def _row(answer: Answer, option: Option) -> tuple[str, ...]:
         "" if option.variant == "none" else f"{option.slowdown - 1:+.1%}",
         option.bound_by,
         batch,
-        option.file or ("needs acbench" if option.needs_acbench else ""),
+        _file(option),
     )
+
+
+def _file(option: Option) -> str:
+    """Return where an option is, or why it is nowhere."""
+    if option.verdict == "differs":
+        return "differs"
+    return option.file or ("needs acbench" if option.needs_acbench else "")
 
 
 def _proof(answer: Answer) -> list[str]:

@@ -166,6 +166,43 @@ def never_the_same() -> nn.Module:
 _numbers = itertools.count()
 
 
+class NormedInBatch(nn.Module):
+    """A block that writes statistics, which another run writes again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a function of `x` and its statistics."""
+        return torch.tanh(self.norm(self.linear(x)))
+
+
+class InBranches(nn.Module):
+    """Blocks of one class in two containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.ModuleList(NormedInBatch() for _ in range(2))
+        self.two = nn.ModuleList(NormedInBatch() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what all blocks make of `x`, one after the other."""
+        for block in (*self.one, *self.two):
+            x = block(x)
+        return x
+
+
+def writes_statistics() -> tuple[nn.Module, tuple[Tensor, ...], Callable[[Tensor], Tensor]]:
+    return InBranches(), (torch.randn(64, 8),), lambda outputs: outputs.square().mean()
+
+
+def knows_few_words() -> nn.Module:
+    model = Stack()
+    model.embedding = nn.Embedding(8, _WIDTH)
+    return model
+
+
 def raises_when_made() -> nn.Module:
     raise RuntimeError("the weights are on another machine")
 

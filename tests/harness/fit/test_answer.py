@@ -75,6 +75,44 @@ def test_where_nothing_fits_it_says_what_would(tmp_path: Path, capsys: pytest.Ca
 FACTORY = "tests.harness.user_models"
 
 
+@pytest.mark.slow
+def test_an_option_that_differs_has_no_file_and_a_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"{FACTORY}:writes_statistics", "--on=epyc_9004", "--out", str(tmp_path / "fit")]
+    assert run(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("USE nothing: the plain step fits, ")
+    assert [line.split()[-1] for line in lines if line.strip().startswith(("full", "selective_op"))] == [
+        "differs",
+        "differs",
+    ]
+    noted = [line for line in lines if "running_mean" in line]
+    assert len(noted) == 1
+    assert noted[0].startswith(
+        "not known: full, selective_op differ: parity: buffer 'one.0.norm.running_mean' differs first at "
+    )
+    assert noted[0].endswith(
+        "; forward changes state: use ac=full ac.rewind=true ac.module_classes=[NormedInBatch]"
+    )
+    assert not (tmp_path / "fit").exists()
+
+
+def test_a_model_that_knows_fewer_tokens_is_unproven(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"{FACTORY}:knows_few_words", "--batch=2", "--seq=8", "--on=epyc_9004"]
+    run([*words, "--out", str(tmp_path / "fit")])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("USE nothing, unproven: the plain step fits, ")
+    (noted,) = [line for line in lines if line.startswith("not known: ")]
+    assert noted == (
+        "not known: nothing was proven: batch: the plain model's forward raises IndexError: index out of "
+        "range in self; tokens are drawn below model.vocab_size, 256: give vocab_size=N, the rows of the "
+        "embedding, where the factory takes it, else acbench model.vocab_size=N"
+    )
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
