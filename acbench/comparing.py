@@ -293,7 +293,7 @@ class _Case:
                 dtype=self._precision.dtype,
             )
         except NotNeutral as error:
-            return error.verdict, str(error).splitlines()[0]
+            return error.verdict, str(error).splitlines()[0].removeprefix(f"{error.verdict}: ")
         return "neutral", ""
 
     def _ratio(self, workshop: Workshop, pairs: int) -> float | None:
@@ -316,7 +316,10 @@ class _Case:
 
     def _blocks(self) -> FoundBlocks | None:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            return search_blocks(self._make())
+            made = self._make()
+        if not isinstance(made, nn.Module):
+            raise ConfigError("make", f"must return an nn.Module, got {type(made).__name__}")
+        return search_blocks(made)
 
 
 def _named(variants: Sequence[Variant] | Mapping[str, Variant]) -> dict[str, Variant]:

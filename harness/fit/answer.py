@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from harness.predict.prediction import step_of
 from harness.predict.solve import solve
 from harness.predict.step_log import FakeStep
 from harness.report.facts.commands import command
+from harness.report.facts.number_words import human_bytes
 from strategies import StrategyError
 
 _NOT_KNOWN_OF_GPU = (
@@ -223,12 +225,18 @@ def _remedies(subject: Subject, options: list[Option]) -> list[str]:
     found = []
     largest = max(options, key=lambda each: each.largest_batch or 0)
     if largest.largest_batch:
-        found.append(f"--batch {largest.largest_batch} with {largest.variant}")
+        found.append(f"--batch {largest.largest_batch}{_under(largest, 'with')}")
     least = min(options, key=lambda each: each.peak_bytes)
     sharded = _ranks(subject, least.experiment)
     if sharded is not None:
-        found.append(f"--mesh dp_shard={sharded} with {least.variant}")
-    return found or [f"a device with {least.peak_bytes / (1 << 30):.0f} GiB for {least.variant}"]
+        found.append(f"--mesh dp_shard={sharded}{_under(least, 'with')}")
+    needed = human_bytes(math.ceil(least.peak_bytes / (1 - subject.margin)))
+    return found or [f"a device with {needed} usable{_under(least, 'for')}"]
+
+
+def _under(option: Option, word: str) -> str:
+    """Return which option a remedy needs; the plain step needs none."""
+    return "" if option.variant == "none" else f" {word} {option.variant}"
 
 
 def _ranks(subject: Subject, experiment: Experiment) -> int | None:

@@ -27,7 +27,8 @@ def _use(answer: Answer) -> str:
     use, plain = answer.use, answer.plain
     if use is None:
         least = min(answer.options, key=lambda each: each.peak_bytes)
-        needed = f"the least is {least.variant} with {human_bytes(least.peak_bytes)}"
+        name = "the plain step" if least.variant == "none" else least.variant
+        needed = f"the least is {name} with {human_bytes(least.peak_bytes)}"
         would = "; or ".join(answer.remedies)
         return f"NOTHING FITS {answer.subject.hardware.name}: {needed}. What would: {would}"
     if use.variant == "none":

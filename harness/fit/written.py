@@ -25,6 +25,7 @@ _OURS = '''"""{title}: activation checkpointing of {label}.
 It needs acbench while it trains.{about_plan}
 """
 
+import sys
 from pathlib import Path
 
 from torch import nn
@@ -35,6 +36,11 @@ from strategies import ac_variants
 def apply(model: nn.Module) -> nn.Module:
     """Return the model with the strategy on it."""
     {plan}return ac_variants[{variant!r}]({options}).apply(model)
+
+
+if __name__ == "__main__":
+    sys.stderr.write("this file has no --check; acbench {words} proves it\\n")
+    sys.exit(2)
 '''
 _ABOUT_PLAN = " The plan beside it is for steps of this size."
 _PLAN = 'plan = Path(__file__).with_name("{plan}")\n    '
@@ -65,6 +71,7 @@ def text_of(option: Option, label: str, blocks: list[str]) -> str | None:
         about_plan=_ABOUT_PLAN if has_plan else "",
         plan=_PLAN.format(plan=_plan_name(option)) if has_plan else "",
         variant=name_of(ac),
+        words=" ".join(option.overrides),
         options=", ".join([*written, *(["plan_file=str(plan)"] if has_plan else [])]),
     )
 

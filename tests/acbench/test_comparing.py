@@ -101,5 +101,19 @@ def test_a_model_without_blocks_is_refused() -> None:
         acbench.compare(partial(nn.Linear, 16, 16), BATCH, ["full"], pairs=0)
 
 
+def _with_a_batch() -> Any:
+    return Stack(), BATCH
+
+
+@pytest.mark.parametrize("variant", ["none", "full"])
+def test_a_factory_of_something_else_is_refused(variant: str) -> None:
+    for asked in (
+        partial(acbench.measure, variant=variant),
+        partial(acbench.compare, variants=[variant], pairs=0),
+    ):
+        with pytest.raises(acbench.ConfigError, match=r"^make: must return an nn\.Module, got tuple$"):
+            asked(_with_a_batch, BATCH)
+
+
 def test_text_of_a_table_is_escaped() -> None:
     assert "<script>" not in html_table(["<script>"], [["<script>"]], title="<script>", marked=0)

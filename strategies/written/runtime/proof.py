@@ -102,8 +102,10 @@ def proof(factory: str, options: list[str]) -> tuple[bool, str]:
 
 def main(*words: str) -> None:
     """Prove what the file does, and exit with 1 where it does not hold."""
-    if words[:1] != ("--check",) or ":" not in "".join(words[1:2]):
-        sys.exit(f"usage: python {NAME}.py --check module:function [name=value ...] [--autocast]")
+    known = [word for word in words[2:] if word == "--autocast" or ("=" in word and word[0] not in "-=")]
+    if words[:1] != ("--check",) or ":" not in "".join(words[1:2]) or len(known) < len(words[2:]):
+        sys.stderr.write(f"usage: python {NAME}.py --check module:function [name=value ...] [--autocast]\n")
+        sys.exit(2)
     sys.path.insert(0, str(Path.cwd()))
     try:
         holds, how = proof(words[1], list(words[2:]))

@@ -4,15 +4,22 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from torch import nn
 
 from harness.command_line.fit_command import run
 from harness.command_line.fit_words import asked
-from harness.fit.answer import answer
+from harness.fit.answer import _remedies, answer
+from harness.fit.options import Option
 from harness.fit.screen import MOST_LINES, screen
+from harness.fit.written import text_of
+from strategies import chunk_variants
+from strategies.ac.budget import Budget
 from tests.harness.predict.measured_step import measured_step
 
 TINY = [
@@ -144,3 +151,28 @@ def test_what_is_refused_says_the_remedy_and_leaves_no_file(
     assert said.err.startswith(f"acbench-fit: {message}")
     assert said.err.count("\n") == 1
     assert not (tmp_path / "fit").exists()
+
+
+def test_a_file_that_needs_acbench_says_what_proves_it() -> None:
+    option = Option(
+        variant="budget", title="plan of acbench", experiment=SimpleNamespace(ac=Budget(layers_fqn="layers", fraction=0.5), chunk=chunk_variants["none"]()),  # type: ignore[arg-type]
+        overrides=("ac=budget", "ac.fraction=0.5"), peak_bytes=1, saved_bytes=1, extra_flops=0, step_time_s=1.0,
+        slowdown=1.0, fits=True, bound_by="host", needs_acbench=True,
+    )  # fmt: skip
+    text = text_of(option, "m:make", ["layers.0"])
+    assert text is not None
+    ended = subprocess.run(
+        [sys.executable, "-", "--check", "m:make"], input=text, text=True, capture_output=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (
+        2,
+        "this file has no --check; acbench ac=budget ac.fraction=0.5 proves it\n",
+    )
+
+
+def test_a_device_is_named_with_its_bytes_and_no_option_that_is_none() -> None:
+    option = SimpleNamespace(variant="none", largest_batch=0, peak_bytes=19 << 20, experiment=None)
+    subject = SimpleNamespace(margin=0.05)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("harness.fit.answer._ranks", lambda *_given: None)
+        assert _remedies(subject, [option]) == ["a device with 20.0 MiB usable"]  # type: ignore[arg-type,list-item]

@@ -272,3 +272,13 @@ def test_the_proof(
     with pytest.raises(SystemExit) as ended:
         loaded(text)["main"]("--check", factory, *options)
     assert (capsys.readouterr().out, ended.value.code) == (f"{said}\n", status)
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("--chek", "m:f"), ("--check", "m:f", "--steps"), ("--check", "m:f", "n")]
+)
+def test_unknown_arguments_are_refused(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        loaded(recomputing_file(["layers.0"], title="A title."))["main"](*words)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: python apply_ac.py --check module:function ")
