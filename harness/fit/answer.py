@@ -223,6 +223,7 @@ def _plain_step(subject: Subject) -> FakeStep:
 def _remedies(subject: Subject, options: list[Option]) -> list[str]:
     """Return what would fit: a smaller batch, more ranks."""
     found = []
+    options = [each for each in options if each.verdict != "differs"]
     largest = max(options, key=lambda each: each.largest_batch or 0)
     if largest.largest_batch:
         found.append(f"--batch {largest.largest_batch}{_under(largest, 'with')}")

@@ -26,7 +26,8 @@ def _use(answer: Answer) -> str:
     """Return what to use and what it costs, in one sentence."""
     use, plain = answer.use, answer.plain
     if use is None:
-        least = min(answer.options, key=lambda each: each.peak_bytes)
+        equal = [each for each in answer.options if each.verdict != "differs"]
+        least = min(equal, key=lambda each: each.peak_bytes)
         name = "the plain step" if least.variant == "none" else least.variant
         needed = f"the least is {name} with {human_bytes(least.peak_bytes)}"
         would = "; or ".join(answer.remedies)

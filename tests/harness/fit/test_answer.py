@@ -171,8 +171,11 @@ def test_a_file_that_needs_acbench_says_what_proves_it() -> None:
 
 
 def test_a_device_is_named_with_its_bytes_and_no_option_that_is_none() -> None:
-    option = SimpleNamespace(variant="none", largest_batch=0, peak_bytes=19 << 20, experiment=None)
+    option = SimpleNamespace(
+        variant="none", verdict="neutral", largest_batch=0, peak_bytes=19 << 20, experiment=None
+    )
+    wrong = SimpleNamespace(variant="full", verdict="differs", largest_batch=8, peak_bytes=1, experiment=None)
     subject = SimpleNamespace(margin=0.05)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("harness.fit.answer._ranks", lambda *_given: None)
-        assert _remedies(subject, [option]) == ["a device with 20.0 MiB usable"]  # type: ignore[arg-type,list-item]
+        assert _remedies(subject, [option, wrong]) == ["a device with 20.0 MiB usable"]  # type: ignore[arg-type,list-item]
