@@ -82,7 +82,6 @@ def test_where_nothing_fits_it_says_what_would(tmp_path: Path, capsys: pytest.Ca
 FACTORY = "tests.harness.user_models"
 
 
-@pytest.mark.slow
 def test_an_option_that_differs_has_no_file_and_a_remedy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
