@@ -16,7 +16,7 @@ from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment, name_of
 from harness.fit.options import Option, chosen
 from harness.fit.predicting import Predictions
-from harness.fit.proof import Proven, prove, remedies_of_state
+from harness.fit.proof import Proven, prove, remedies_of_state, small_step
 from harness.fit.subject import Blocks, Subject, blocks_of
 from harness.fit.written import applied, text_of, with_files
 from harness.predict.prediction import step_of
@@ -177,9 +177,10 @@ def _all_proven(
 ) -> tuple[list[Option], list[str]]:
     """Return the options with what one step of each has shown, and what there is to say about it."""
     shown: dict[str, Proven] = {}
+    small = small_step(subject)
     for each in options[1:]:
         tell(f"proof of {each.title}")
-        shown[each.variant] = found = prove(subject, each)
+        shown[each.variant] = found = prove(small, each)
         if found.raised:  # the plain step does, and so would all
             plain = replace(options[0], verdict="unverified")
             return [plain, *options[1:]], [found.note]
@@ -192,7 +193,8 @@ def _all_proven(
     differing = [each.variant for each in options if each.verdict == "differs"]
     said = []
     if differing:
-        remedies = " or ".join(remedies_of_state(subject))
+        assert small is not None, "it was trained"
+        remedies = " or ".join(remedies_of_state(subject, small))
         advice = f"; forward changes state: use {remedies}" if remedies else ""
         word = "differs" if len(differing) == 1 else "differ"
         said.append(f"{', '.join(differing)} {word}: {shown[differing[0]].note}{advice}")

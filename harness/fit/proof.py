@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -75,21 +75,37 @@ class Proven:
     raised: bool = False
 
 
-def prove(subject: Subject, option: Option) -> Proven:
-    """Return whether one step under an option is, bit for bit, that of the plain model; on the CPU."""
+class Small(NamedTuple):
+    """A step that this machine trains in place of the subject's.
+
+    Fields:
+        experiment: the step.
+        words: how it differs, in words.
+    """
+
+    experiment: Experiment
+    words: str
+
+
+def prove(small: Small | None, option: Option) -> Proven:
+    """Return whether one step under an option is, bit for bit, that of the plain model; on the CPU.
+
+    Args:
+        small: what is trained; `None` where the model has no small size.
+        option: what it is trained under.
+    """
     if option.experiment.mesh.world_size > 1:
         return Proven(verdict="unverified", note="nothing was proven: the step is one of several ranks")
     if name_of(option.experiment.chunk) != "none":
         return Proven(verdict="unverified", note="nothing was proven of chunks; acbench proves them")
-    found = _small(subject)
-    if found is None:
+    if small is None:
         is_ours = option.needs_acbench
         how = "acbench " + " ".join(option.overrides) if is_ours else f"apply_{option.variant}.py --check"
         return Proven(
             verdict="unverified",
             note=f"nothing was proven, the model has no small size here; {how} proves it where it trains",
         )
-    experiment, words = found
+    experiment, words = small
     problem = "the small model has other blocks"
     for variant in _variants(option, experiment):
         try:
@@ -103,16 +119,20 @@ def prove(subject: Subject, option: Option) -> Proven:
     return Proven(verdict="unverified", note=f"nothing was proven: {problem}{advice}", raised=is_index)
 
 
-def remedies_of_state(subject: Subject) -> list[str]:
-    """Return the strategies, in words of `acbench`, that are neutral where forward changes state."""
-    small, found = _small(subject), []
-    if small is None:
-        return []
+def remedies_of_state(subject: Subject, small: Small) -> list[str]:
+    """Return the strategies, in words of `acbench`, that are neutral where forward changes state.
+
+    Args:
+        subject: the step that is asked about.
+        small: what is trained.
+    """
+    found = []
     named = {name: each for name, each in subject.named_blocks.items() if each}
     for words, name, options in _OF_STATE:
         # one of them may not know blocks by their class, or not suit the model
         with suppress(ConfigError, StrategyError, TypeError):
-            if _proven(small[0], ac_variants[name](**named, **options), small[1]).verdict == "neutral":
+            proven = _proven(small.experiment, ac_variants[name](**named, **options), small.words)
+            if proven.verdict == "neutral":
                 found.append(" ".join((words, *words_of_classes(subject.experiment))))
     return found
 
@@ -173,11 +193,11 @@ def _named(experiment: Experiment) -> dict[str, Any]:
     return {name: getattr(experiment.ac, name) for name in ("layers_fqn", "module_classes")}
 
 
-def _small(subject: Subject) -> tuple[Experiment, str] | None:
-    """Return the same step with a model that fits here, in words too; `None` where there is none."""
+def small_step(subject: Subject) -> Small | None:
+    """Return the same step with a model that fits here; `None` where there is none."""
     experiment = subject.experiment
     if step_of(subject.plain, "cpu").memory.peak_bytes <= _SMALL_BYTES:
-        return experiment, "the step as it is"
+        return Small(experiment, "the step as it is")
     if subject.has_batch:
         experiment = replace(experiment, batch_size=min(experiment.batch_size, _SAMPLES))
     if experiment.model.reads_tokens():
@@ -190,7 +210,8 @@ def _small(subject: Subject) -> tuple[Experiment, str] | None:
             count = sum(parameter.numel() for parameter in model.parameters())
             if count <= subject.most_parameters:
                 blocks = len(find_blocks(model, **subject.named_blocks))
-                return replace(experiment, model=spec), f"{count / 1e6:.1f}M parameters, {blocks} blocks"
+                words = f"{count / 1e6:.1f}M parameters, {blocks} blocks"
+                return Small(replace(experiment, model=spec), words)
     return None
 
 
