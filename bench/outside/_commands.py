@@ -20,6 +20,23 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(_ROOT)}
 PROGRAM = (sys.executable, "-m", "harness")
 """Words that start `acbench`."""
 
+MODEL = """import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+def make():
+    return Net(), (torch.randn(8, 8),), lambda output: output.square().mean()
+"""
+"""A file of a user: `make` returns a model of two blocks, its input and its loss."""
+
 NEEDS_SLURM = "needs Slurm"
 """Answer of a case that cannot run here; it counts neither as right nor as wrong."""
 

@@ -10,6 +10,20 @@ import torch
 from torch import Tensor, nn
 
 
+class Model(nn.Module):
+    """One block."""
+
+    def __init__(self, block: type[nn.Module]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList([block()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the block makes."""
+        y: Tensor = self.blocks[0](x)
+        return y
+
+
 def relative_error(model: nn.Module, inputs: tuple[Any, ...], apply: Callable[[nn.Module], nn.Module]) -> str:
     """Return the error of the worst gradient of one step relative to its norm; the error that is raised.
 

@@ -9,26 +9,10 @@ import os
 import subprocess
 from pathlib import Path
 
-from bench.outside._commands import ENVIRONMENT, PROGRAM, records
+from bench.outside._commands import ENVIRONMENT, MODEL, PROGRAM, records
 
 BEFORE = "0 records, no factory is blamed"
 RIGHT = "2 records, no factory is blamed"
-
-_MODEL = """import torch
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
-    def forward(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-def make():
-    return Net(), (torch.randn(8, 8),), lambda output: output.square().mean()
-"""
 
 
 _SLOW = """import sys, time
@@ -45,7 +29,7 @@ sys.meta_path.insert(0, Slow())
 
 def answer() -> str:
     """Return how many records there are, and whose fault it is said to be."""
-    Path("quick.py").write_text(_MODEL)
+    Path("quick.py").write_text(MODEL)
     Path("sitecustomize.py").write_text(_SLOW)  # a cold file system
     words = "model=python model.factory=quick:make model.layers_fqn=blocks ac=none,full protocol=parity"
     ended = subprocess.run(

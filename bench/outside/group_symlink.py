@@ -10,31 +10,15 @@ import subprocess
 import threading
 from pathlib import Path
 
-from bench.outside._commands import ENVIRONMENT, PROGRAM
+from bench.outside._commands import ENVIRONMENT, MODEL, PROGRAM
 
 BEFORE = "a private file was changed"
 RIGHT = "no file was changed"
 
-_MODEL = """import torch
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
-    def forward(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-def make():
-    return Net(), (torch.randn(8, 8),), lambda output: output.square().mean()
-"""
-
 
 def answer() -> str:
     """Return whether files outside of the sweep are as they were."""
-    Path("linked.py").write_text(_MODEL)
+    Path("linked.py").write_text(MODEL)
     key, precious = Path("key").absolute(), Path("precious").absolute()
     for path in (key, precious):
         path.write_text("PRIVATE")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from bench.outside._gradients import Model
 from strategies.ac.full import Full
 
 BEFORE = "grown: RuntimeError: The size of tensor a (7) must match; splits: IndexError: pop from empty list"
@@ -43,20 +44,6 @@ class Splitting(nn.Module):
             self.splits.append(float(len(x)))
         share = self.splits.pop() if is_recomputation else self.splits[-1]
         y: Tensor = torch.tanh(self.layer(x * share))
-        return y
-
-
-class Model(nn.Module):
-    """One block."""
-
-    def __init__(self, block: type[nn.Module]) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.blocks = nn.ModuleList([block()])
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return what the block makes."""
-        y: Tensor = self.blocks[0](x)
         return y
 
 

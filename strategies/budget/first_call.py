@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -21,6 +21,7 @@ from strategies.budget import carrying_out
 from strategies.budget.call_sizes import difference, input_sizes
 from strategies.budget.plan import Plan, TensorSize
 from strategies.budget.planned_block import refuse_compiled
+from strategies.estimate.liveness import storage_bytes
 from strategies.estimate.operator_mode import OperatorMode
 from strategies.regions.blocks import Chunked, ModelModules, plain_named_modules
 from strategies.regions.region import Region
@@ -29,7 +30,9 @@ from strategies.regions.torch_facts import parameter_groups
 from strategies.tracing.following import as_with_data
 from strategies.tracing.module_state import restored_generators
 from strategies.tracing.shadow import Shadow, device_of, shadowed
+from strategies.tracing.without_data import models_errors
 
+_FOLLOWED = "the first call plans on tensors without memory, on which the model raises"
 _REMEDY = "write a plan of a step by Budget.write_plan and give it as ac.plan_file, as trials do"
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
 """Namespaces of the operators that ranks run together."""
@@ -166,10 +169,10 @@ class PlansAtFirstCall:
         _refuse_chunked(module)
         blocks = self.budget.blocks_of(module).values()
         stays = python_state_kept(module, blocks, remedy=_REMEDY)
-        with _named_errors(), _own_gradients_stay(module), stays:
+        with models_errors(_FOLLOWED, _REMEDY), _own_gradients_stay(module), stays:
             step = shadow_step(module, args, kwargs)
             plan = copy_context().run(self.budget.plan, step)
-        made = _Made(found, plan, plan.predicted_peak_bytes - _storage_bytes(step.standing))
+        made = _Made(found, plan, plan.predicted_peak_bytes - storage_bytes(step.standing))
         self._plans.append(made)
         return made
 
@@ -181,24 +184,6 @@ class PlansAtFirstCall:
 def _has_run(holder: list[_Awaited], *_gradients: Any) -> None:
     """Let a call go whose backward has begun; a hook of autograd's node."""
     holder.clear()
-
-
-def _storage_bytes(tensors: Iterable[Tensor]) -> int:
-    storages = {storage._cdata: storage.nbytes() for storage in map(Tensor.untyped_storage, tensors)}  # noqa: SLF001 (its identity)
-    return sum(storages.values())
-
-
-@contextmanager
-def _named_errors() -> Iterator[None]:
-    """Say what to do where a model cannot be followed without data."""
-    try:
-        yield
-    except StrategyError:
-        raise
-    except Exception as error:  # a model may raise anything
-        what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        problem = f"the first call plans on tensors without memory, on which the model raises {what}"
-        raise StrategyError("ac", f"{problem}; {_REMEDY}") from error
 
 
 @contextmanager

@@ -12,15 +12,18 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from strategies.base import RunnableStep, StrategyError
+from strategies.base import RunnableStep
 from strategies.budget.block_tape import Address
 from strategies.budget.memory_layout import dense_of
 from strategies.budget.operator_facts import facts_of, fake_mode, is_numbered
 from strategies.estimate.flops import flops_of
 from strategies.estimate.operator_mode import OperatorMode
 from strategies.estimate.tensors import tensors_in
+from strategies.tracing.without_data import models_errors
 from strategies.written.heavy_operators import UNKNOWN_BYTES, HeavyOperator
 from strategies.written.runtime.kept_results import Rules
+
+_FOLLOWED = "a step on tensors without memory says which operators there are, and the model raises"
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -73,26 +76,11 @@ def heavy_operators(
 
 def block_forwards(step: RunnableStep, blocks: Mapping[str, nn.Module]) -> dict[str, BlockForward]:
     """Return the forwards of `blocks`, by FQN, as they are in `step`."""
-    with _named_errors(), step.around():
+    with models_errors(_FOLLOWED, "it must not read values of tensors"), step.around():
         follower = _Follower()
         with follower.around(blocks), follower:
             step.run()
     return follower.forwards
-
-
-@contextmanager
-def _named_errors() -> Iterator[None]:
-    """Say what a model needs to be followed."""
-    try:
-        yield
-    except StrategyError:
-        raise
-    except Exception as error:  # a model may raise anything
-        what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        problem = (
-            f"a step on tensors without memory says which operators there are, and the model raises {what}"
-        )
-        raise StrategyError("ac", f"{problem}; it must not read values of tensors") from error
 
 
 class _Follower(OperatorMode):

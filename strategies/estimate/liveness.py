@@ -187,6 +187,12 @@ def key_of(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 (storages have no public identity)
 
 
+def storage_bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of the distinct storages of plain tensors."""
+    sizes = {key_of(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(sizes.values())
+
+
 def hidden_bytes(operator: Any, result: Tensor, args: Sequence[Any]) -> int:
     """Return what the storage of a result has beyond that of its fake.
 

@@ -54,7 +54,7 @@ from strategies.tracing.operator_forms import (
 from strategies.tracing.recorder import OF_CALLS, Frame
 from strategies.tracing.scope_graph import OpaquePart, ScopeGraph, is_within
 from strategies.tracing.shadow import Shadow
-from strategies.tracing.without_data import line_of
+from strategies.tracing.without_data import line_of, words_of
 
 _aten = torch.ops.aten
 _ALIASES = frozenset({_aten.detach.default, _aten.alias.default, _aten.lift_fresh.default})
@@ -238,7 +238,7 @@ class _OperatorRecorder(TorchDispatchMode):
 
     def unfollowable(self, error: Exception) -> StrategyError:
         """Return the refusal of a module that raises an error, which it may not do with data."""
-        said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        said = words_of(error)
         where = f"{self.place} cannot be followed without data{line_of(error)}"
         return self._error(f"{where}, where it raises {said}; {_REMEDY}")
 

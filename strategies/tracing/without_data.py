@@ -43,6 +43,30 @@ def following(what: Callable[[], str]) -> Iterator[None]:
         raise StrategyError("ac", f"{what()} cannot be followed without data: {reason}") from error
 
 
+@contextmanager
+def models_errors(problem: str, remedy: str) -> Iterator[None]:
+    """Refuse what a model raises while it is followed without data, which may be anything.
+
+    Args:
+        problem: what was done, up to the word before the error.
+        remedy: what would be right.
+
+    Raises:
+        StrategyError: the model has raised.
+    """
+    try:
+        yield
+    except StrategyError:
+        raise
+    except Exception as error:
+        raise StrategyError("ac", f"{problem} {words_of(error)}; {remedy}") from error
+
+
+def words_of(error: Exception) -> str:
+    """Return `RuntimeError: ` and the first line of what it says."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
 def line_of(error: Exception | None = None) -> str:
     """Return `" in FILE:LINE"`, where the user's code calls torch; `error` was raised there."""
     walked = walk_stack(None) if error is None else reversed(list(walk_tb(error.__traceback__)))

@@ -25,7 +25,7 @@ from strategies.estimate.ledger import (
     is_storage,
 )
 from strategies.estimate.live_storages import LiveStorages
-from strategies.estimate.liveness import key_of
+from strategies.estimate.liveness import storage_bytes
 from strategies.estimate.tensors import (
     gradients_of,
     optimizer_state_of,
@@ -62,8 +62,8 @@ class StepTotals:
     def start(self, batch: Any) -> None:
         """Enter what stands before the step."""
         model = self._trainee.model
-        self._parameter_bytes = _storage_bytes(parameters_of(model))
-        self._stale_bytes = _storage_bytes(gradients_of(model))
+        self._parameter_bytes = storage_bytes(parameters_of(model))
+        self._stale_bytes = storage_bytes(gradients_of(model))
         parts = _standing_by_part(self._trainee, batch)
         self._numbers = {part: self._live.add_standing(tensors) for part, tensors in parts.items()}
 
@@ -83,7 +83,7 @@ class StepTotals:
         """Take the gradients; call it when backward has returned."""
         self._ends.append(len(self._live.ledger.changes))
         mark_backward(self._live, self._trainee.model)
-        self._gradient_bytes = _storage_bytes(gradients_of(self._trainee.model))
+        self._gradient_bytes = storage_bytes(gradients_of(self._trainee.model))
 
     def history(self) -> StorageHistory:
         """Return all storages of the step, at its end."""
@@ -109,7 +109,7 @@ class StepTotals:
             saved=self._saved,
             parameter_bytes=self._parameter_bytes,
             gradient_bytes=self._gradient_bytes,
-            optimizer_bytes=_storage_bytes(optimizer_state_of(self._trainee.optimizer)),
+            optimizer_bytes=storage_bytes(optimizer_state_of(self._trainee.optimizer)),
         )
 
     def _parts(self) -> list[str]:
@@ -163,12 +163,6 @@ def _saved_tensors(ledger: Ledger) -> list[SavedTensor]:
 
 def _change(change: SizeChange, life: Life, part: str) -> StorageChange:
     return StorageChange(change.delta, change.phase, change.module, part, is_activation(life), life.on_host)
-
-
-def _storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of the distinct storages of plain `tensors`."""
-    sizes = {key_of(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
-    return sum(sizes.values())
 
 
 def _standing_by_part(trainee: Trainee, batch: Any) -> dict[str, Iterable[Tensor]]:

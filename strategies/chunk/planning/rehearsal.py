@@ -36,7 +36,7 @@ from strategies.tracing.guard import Programs
 from strategies.tracing.operator_graph import record
 from strategies.tracing.scope_graph import ScopeGraph
 from strategies.tracing.shadow import Shadow, cast_inputs, compute_in, device_of, shadowed
-from strategies.tracing.without_data import line_of
+from strategies.tracing.without_data import line_of, words_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,7 +213,7 @@ def _followed() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, TypeError) as error:
-        said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        said = words_of(error)
         problem = (
             f"a pass of the model cannot be followed without data{line_of(error)}, where it raises {said}"
         )

@@ -38,6 +38,7 @@ from strategies.tracing.module_state import BOOKKEEPING, HOOKS, ByIdentity, froz
 from strategies.tracing.recorder import OutputIndex
 from strategies.tracing.scope_graph import ScopeGraph
 from strategies.tracing.shadow import mapped_once
+from strategies.tracing.without_data import words_of
 
 _SAMPLES = 2
 """Samples of a proof: the fewest that are a batch. More would only repeat what these show."""
@@ -144,7 +145,7 @@ class Subject:
         except StrategyError:
             raise
         except Exception as error:  # whatever it is, the forward has not raised it
-            said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            said = words_of(error)
             raise self._refusal(f"it raises {said}") from error
 
     def _read_tensors(self) -> Iterator[tuple[str, Tensor]]:
