@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -14,15 +15,17 @@ from acbench.html import html_table
 from harness.check import NotNeutral, assert_neutral
 from harness.check.arguments import Precision
 from harness.check.given_batches import given_batches
+from harness.check.neutrality import promises_nothing
 from harness.check.workshop import Workshop
 from harness.errors import ConfigError, require_at_least
 from harness.fit.progress import progress_shown
 from harness.measure.probes.micro_batches import MicroBatched, joined
 from harness.measure.rng import seeded
 from harness.measure.speed.timing import StepFunction, clock_for, in_turns
-from harness.measure.step import instrument
+from harness.measure.step import StepReport, instrument
 from harness.models.base import Batch
 from harness.records.measured import MeasuredMemory, MeasuredWork
+from harness.records.verdict import freed_nothing
 from harness.report.facts.number_words import human_bytes, human_flops
 from strategies import Strategy, StrategyError, ac_variants
 from strategies.regions.block_search import FoundBlocks, search_blocks
@@ -140,17 +143,16 @@ def compare(
     """
     require_at_least("pairs", pairs, 0)
     named = _named(variants)
-    rows, device = [], "cpu"
+    rows = []
+    case = _Case(make, batch, loss_fn, autocast, dtype)
     with progress_shown() as tell:
         for name, variant in named.items():
             tell(name)
-            case = _Case(make, batch, loss_fn, autocast, dtype)
             try:
                 rows.append(case.row(name, variant, pairs))
             except StrategyError as error:
                 rows.append(Row(variant=name, verdict="unverified", reason=str(error)))
-            device = case.device or device
-    return Comparison(rows=tuple(rows), device=device)
+    return Comparison(rows=tuple(rows), device=case.device)
 
 
 def measure(
@@ -178,15 +180,14 @@ def measure(
     case = _Case(make, batch, loss_fn, autocast, dtype)
     workshop = case.workshop(case.resolved(variant))
     try:
-        trainee, step = case.trainee(workshop, is_variant=variant != "none")
-        report = instrument(trainee, step)
+        report = case.report(workshop, is_variant=variant != "none")
     finally:
         workshop.leave()
     return report.memory, report.work
 
 
 class _Case:
-    """One model and batch, on which variants are tried."""
+    """One model and batch, on which variants are tried; what is the plain model's is found once."""
 
     def __init__(
         self,
@@ -198,7 +199,11 @@ class _Case:
     ) -> None:
         self._make, self._batch, self._loss_fn = make, batch, loss_fn
         self._precision = Precision(autocast=autocast, dtype=dtype)
-        self.device: str | None = None
+
+    @cached_property
+    def device(self) -> str:
+        """The device of the models."""
+        return str(self._workshop.device)
 
     def row(self, name: str, variant: Variant, pairs: int) -> Row:
         """Return what a variant does."""
@@ -207,18 +212,15 @@ class _Case:
         verdict, reason = ("neutral", "") if is_plain else self._verdict(resolved)
         workshop = self.workshop(resolved)
         try:
-            reports = []
-            for is_variant in (False,) if is_plain else (False, True):
-                trainee, step = self.trainee(workshop, is_variant=is_variant)
-                reports.append(instrument(trainee, step))
-                del trainee
-            plain, own = reports[0], reports[-1]
+            plain = self._plain
+            own = plain if is_plain else self.report(workshop, is_variant=True)
             ratio = 1.0 if is_plain else self._ratio(workshop, pairs)
         finally:
             workshop.leave()
         work = own.work.beyond(plain.work)
-        if verdict == "neutral" and not is_plain and own.memory.saved_bytes == plain.memory.saved_bytes:
-            verdict, reason = ("neutral", "") if work.recomputed_flops else ("inert", "it changed nothing")
+        idle = None if promises_nothing(resolved) else freed_nothing(own.memory, plain.memory)
+        if verdict == "neutral" and idle is not None:
+            verdict, reason = "inert", idle
         return Row(
             variant=name,
             verdict=verdict,
@@ -241,7 +243,7 @@ class _Case:
             raise ConfigError("variants", f"unknown {variant!r}; options: {', '.join(ac_variants)}")
         if variant == "none":
             return ac_variants["none"]()
-        found = self._blocks()
+        found = self._blocks
         if found is None:
             raise ConfigError("variants", f"{variant!r} needs blocks, and no module of the model repeats")
         named = {"layers_fqn": found.layers_fqn, "module_classes": found.module_classes}
@@ -255,18 +257,14 @@ class _Case:
 
     def workshop(self, variant: Strategy | Callable[[Any], Any]) -> Workshop:
         """Return what makes the models."""
-        precision = self._precision
-        made = Workshop(
-            make=self._make,
-            variant=variant,
-            loss_fn=self._loss_fn,
-            batches=tuple(each.changed(precision.cast_inputs) for each in given_batches(self._batch)),
-            seed=0,
-            precision=precision,
-        )
-        made.check()
-        self.device = str(made.device)
-        return made
+        workshop = replace(self._workshop, variant=variant)
+        workshop.begin_anew()
+        return workshop
+
+    def report(self, workshop: Workshop, *, is_variant: bool) -> StepReport:
+        """Return the bytes and the work of a step."""
+        trainee, step = self.trainee(workshop, is_variant=is_variant)
+        return instrument(trainee, step)
 
     def trainee(self, workshop: Workshop, *, is_variant: bool) -> tuple[MicroBatched, Batch]:
         """Return a model that has taken one step, and a batch for the next."""
@@ -314,6 +312,26 @@ class _Case:
 
         return step
 
+    @cached_property
+    def _workshop(self) -> Workshop:
+        """What makes plain models; each variant has it with itself in it."""
+        precision = self._precision
+        made = Workshop(
+            make=self._make,
+            variant=ac_variants["none"](),
+            loss_fn=self._loss_fn,
+            batches=tuple(each.changed(precision.cast_inputs) for each in given_batches(self._batch)),
+            seed=0,
+            precision=precision,
+        )
+        made.check()
+        return made
+
+    @cached_property
+    def _plain(self) -> StepReport:
+        return self.report(self._workshop, is_variant=False)
+
+    @cached_property
     def _blocks(self) -> FoundBlocks | None:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             made = self._make()

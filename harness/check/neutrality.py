@@ -274,7 +274,7 @@ class _Check:
             baseline=MeasuredBaseline(memory=plain.report.memory, work=plain.report.work),
             parity=self._parity(recomputed, trained := (TrainedSet(), TrainedSet())),
         )
-        saves_nothing = _promises_nothing(self.workshop.variant)
+        saves_nothing = promises_nothing(self.workshop.variant)
         found = _judged_by(_everywhere(result), recomputed, saves_nothing=saves_nothing)
         return replace(
             found,
@@ -432,7 +432,7 @@ def _called_again(plain: Mapping[str, int], variant: Mapping[str, int]) -> tuple
     )
 
 
-def _promises_nothing(variant: Any) -> bool:
+def promises_nothing(variant: Any) -> bool:
     """Say whether the variant is one of ours that changes nothing: `ac=none`, `chunk=none`."""
     return isinstance(variant, Strategy) and type(variant).__module__.endswith(".none")
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import acbench
 from acbench.html import html_table
+from strategies import ac_variants
 from strategies.ac.full import Full
 
 BATCH = (torch.ones(256, 16),)
@@ -65,6 +66,44 @@ def test_variants_are_compared_here() -> None:
     assert table["full"] is full
     assert str(table).splitlines()[2].startswith("full ")
     assert "<td style='text-align:left'>full</td>" in table._repr_html_()
+
+
+class Tagger(nn.Module):
+    """Linear layers beside recurrent ones: a checkpoint of the former keeps what they keep themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 8)
+        self.recurrent = nn.ModuleList(nn.GRU(8, 8, batch_first=True) for _ in range(2))
+        self.outer = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inner(x)
+        for layer in self.recurrent:
+            x, _ = layer(x)
+        output: Tensor = self.outer(x)
+        return output
+
+
+def test_a_checkpoint_that_frees_nothing_is_inert() -> None:
+    batch = (torch.sin(torch.arange(400.0)).view(2, 50, 4),)
+    variants = {"idle": Full(module_classes=("Linear",)), "nothing promised": ac_variants["none"]()}
+    idle, promised = acbench.compare(Tagger, batch, variants, pairs=0)
+    assert (idle.verdict, idle.reason.partition(":")[0]) == ("inert", "frees nothing")
+    assert (promised.verdict, promised.reason) == ("neutral", "")
+
+
+def test_what_is_the_plain_models_is_found_once() -> None:
+    made = []
+
+    def make() -> nn.Module:
+        made.append(1)
+        return Stack()
+
+    acbench.compare(make, BATCH, ["none", "full", "selective_op"], pairs=0)
+    once = 1 + 2 + 1  # its blocks, two that are to be alike, the one that is measured
+    of_each = 2 + 1  # the two of a proof, the one that is measured
+    assert len(made) == once + 2 * of_each
 
 
 def test_steps_are_timed_in_turns() -> None:
