@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from strategies.base import StrategyError, Tolerance
 from strategies.chunk.tolerance import REDUCED_TOLERANCE, TOLERANCE
+from strategies.estimate.closeness import drawn_like, furthest, have_one_kind
 from strategies.estimate.liveness import key_of
 from strategies.estimate.operator_cost import tensors_of
 from strategies.estimate.outer_state import places_of
@@ -161,7 +162,7 @@ class Subject:
 
     def _compare(self, expected: _Ran, actual: _Ran) -> None:
         """Refuse what is not within the tolerance: outputs, then gradients, then what inputs hold."""
-        if expected.structure != actual.structure or not _have_one_kind(expected.leaves, actual.leaves):
+        if expected.structure != actual.structure or not have_one_kind(expected.leaves, actual.leaves):
             raise self._refusal("it returns another structure, shape or dtype")
         if expected.flags != actual.flags:
             raise self._refusal("other ones of its results have gradients")
@@ -181,7 +182,7 @@ class Subject:
             f"what is left in input {at}": (each, actual.inputs[at]) for at, each in expected.inputs.items()
         }
         for pairs in (outputs, gradients, inputs):
-            found = _furthest(pairs, self.tolerance)
+            found = furthest(pairs, self.tolerance)
             if found is not None:
                 name, off = found
                 bound = self.tolerance.relative
@@ -349,7 +350,7 @@ def _gradients(leaves: Iterable[Any], wanted: Sequence[Tensor]) -> list[Tensor |
     results = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not results or not wanted:
         return [None] * len(wanted)
-    given = [_drawn(each, number) for number, each in enumerate(results)]
+    given = [drawn_like(each, number) for number, each in enumerate(results)]
     try:
         # retained for the second try; nobody holds it any longer than this function
         return list(torch.autograd.grad(results, wanted, given, retain_graph=True, allow_unused=True))
@@ -372,52 +373,6 @@ def _accumulated(
     finally:
         for each, gradient, hooks in before:
             each.grad, each._post_accumulate_grad_hooks = gradient, hooks  # noqa: SLF001 (as above)
-
-
-def _drawn(tensor: Tensor, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype, device="cpu").to(tensor.device)
-
-
-def _have_one_kind(leaves: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Whether leaves of outputs are of one kind; constants are equal."""
-    return all(
-        (one.shape, one.dtype) == (other.shape, other.dtype)
-        if isinstance(one, Tensor) and isinstance(other, Tensor)
-        else type(one) is type(other) and repr(one) == repr(other)
-        for one, other in zip(leaves, others, strict=True)
-    )
-
-
-def _furthest(pairs: Mapping[str, tuple[Tensor, Tensor]], allowed: Tolerance) -> tuple[str, float] | None:
-    """Return name and figure of the first pair that is further apart than is allowed."""
-    largest = max((_size(one) for one, _ in pairs.values()), default=0.0)
-    for name, (one, other) in pairs.items():
-        of = max(_size(one), allowed.floor * largest)
-        apart = _apart(one, other)
-        if apart and not apart <= allowed.relative * of:  # what is no number is not within it
-            return name, apart / of if of else float("inf")
-    return None
-
-
-def _size(tensor: Tensor) -> float:
-    """Return the largest size of an element, of those that are finite."""
-    if not tensor.numel() or not (tensor.is_floating_point() or tensor.is_complex()):
-        return 0.0
-    return float(tensor.abs().nan_to_num(0.0, 0.0, 0.0).max())
-
-
-def _apart(one: Tensor, other: Tensor) -> float:
-    """Return how far tensors are apart; infinitely where whole numbers, or what is no number, differ."""
-    if one.shape != other.shape:
-        return float("inf")
-    if not one.numel():
-        return 0.0
-    if not (one.is_floating_point() or one.is_complex()):
-        return 0.0 if torch.equal(one, other) else float("inf")
-    apart = (one - other).abs()
-    is_same = (one == other) | (one.isnan() & other.isnan())
-    return float(torch.where(is_same, 0.0, apart.nan_to_num(float("inf"), float("inf"))).max())
 
 
 def _state_of(module: nn.Module) -> dict[str, object]:
@@ -449,7 +404,7 @@ def _differing(state: Mapping[str, object], other: Mapping[str, object], allowed
     for name in dict.fromkeys((*state, *other)):
         one, two = state.get(name), other.get(name)
         if isinstance(one, Tensor) and isinstance(two, Tensor):
-            if _furthest({name: (one, two)}, allowed) is not None:
+            if furthest({name: (one, two)}, allowed) is not None:
                 yield name
         elif type(one) is not type(two) or one != two:
             yield name

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_leaves
 
 from strategies.base import StrategyError, Tolerance
+from strategies.estimate.closeness import drawn_like, furthest, have_one_kind
 from strategies.regions.rewind import noted_state
 
 _RANDOM = "draws random numbers, and each rank draws its own; prove it in evaluation, or with dropout 0"
@@ -43,15 +44,15 @@ class Results:
             put_back()
         named = {name: each for name, each in model.named_parameters() if each.requires_grad}
         made = [each for each in outputs if each.requires_grad]
-        given = [_drawn(each, number) for number, each in enumerate(made)]
+        given = [drawn_like(each, number) for number, each in enumerate(made)]
         found = torch.autograd.grad(made, list(named.values()), given, allow_unused=True) if made else ()
         gradients = {name: whole(each) for name, each in zip(named, found, strict=False) if each is not None}
         return cls(outputs=[whole(each.detach()) for each in outputs], gradients=gradients)
 
-    def named(self) -> dict[str, Tensor]:
-        """Return everything by what a message calls it."""
+    def named(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return outputs, and gradients, by what a message calls each."""
         outputs = {f"output {at}": each for at, each in enumerate(self.outputs)}
-        return outputs | {f"the gradient of {name!r}": each for name, each in self.gradients.items()}
+        return outputs, {f"the gradient of {name!r}": each for name, each in self.gradients.items()}
 
 
 def proven(
@@ -100,23 +101,13 @@ def whole(tensor: Tensor) -> Tensor:
 
 def _differences(expected: Results, actual: Results, allowed: Tolerance) -> Iterator[str]:
     """Yield what is further apart than is allowed, outputs first."""
-    one, other = expected.named(), actual.named()
-    for name in dict.fromkeys((*one, *other)):
-        if name not in one or name not in other:
-            yield f"{name} is there on one side alone"
-            continue
-        kind = [each for key, each in one.items() if key.startswith("output") == name.startswith("output")]
-        largest = max(map(_size, kind), default=0.0)
-        of = max(_size(one[name]), allowed.floor * largest)
-        apart = _size(one[name] - other[name]) if one[name].shape == other[name].shape else float("inf")
-        if apart > allowed.relative * of:
-            yield f"{name} is {apart / of:.1e} off, where {allowed.relative:g} of the largest is allowed"
-
-
-def _size(tensor: Tensor) -> float:
-    return float(tensor.double().abs().max()) if tensor.numel() else 0.0
-
-
-def _drawn(tensor: Tensor, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype, device="cpu").to(tensor.device)
+    for one, other in zip(expected.named(), actual.named(), strict=True):
+        pairs = {name: (one[name], other[name]) for name in one if name in other}
+        yield from (f"{name} is there on one side alone" for name in {**one, **other} if name not in pairs)
+        for name, pair in pairs.items():
+            if not have_one_kind(pair[:1], pair[1:]):
+                yield f"{name} has another shape or dtype"
+        found = furthest(pairs, allowed)
+        if found is not None:
+            name, off = found
+            yield f"{name} is {off:.1e} off, where {allowed.relative:g} of the largest is allowed"

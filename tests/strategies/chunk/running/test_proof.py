@@ -6,6 +6,7 @@ import copy
 import random
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -131,6 +132,28 @@ def test_a_program_that_a_change_asks_for_is_proven() -> None:
     with pytest.raises(StrategyError) as refused:
         _results(model)
     assert "the gradient of input 0, which aten.view.default of 'up' reads, is " in str(refused.value)
+
+
+_NEVER_CLOSE: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "NaN": (lambda y: y * float("nan"), " is inf off, where 0.001 of the largest is allowed"),
+    "inf": (lambda y: y / 0, " is inf off, where 0.001 of the largest is allowed"),
+    "complex": (lambda y: y + 4j, ": it returns another structure, shape or dtype"),
+    "bool": (lambda y: y > 0, ": it returns another structure, shape or dtype"),
+    "dtype": (lambda y: y.double(), ": it returns another structure, shape or dtype"),
+}
+
+
+@pytest.mark.parametrize(("change", "said"), _NEVER_CLOSE.values(), ids=_NEVER_CLOSE)
+def test_what_is_no_number_or_of_another_kind_is_refused(
+    change: Callable[[Tensor], Tensor], said: str
+) -> None:
+    with mock.patch.object(Subject, "prove", autospec=True) as prove:
+        _planned(_Net())
+    subject, *inputs = prove.call_args.args
+    other = replace(subject, program=lambda *args, **kwargs: change(subject.plain(*args, **kwargs)))
+    with pytest.raises(StrategyError) as refused:
+        other.prove(*inputs)
+    assert said in str(refused.value)
 
 
 class _Stack(nn.Module):
