@@ -24,6 +24,7 @@ from harness.predict.solve import solve
 from harness.predict.step_log import FakeStep
 from harness.report.facts.commands import command
 from harness.report.facts.number_words import human_bytes
+from harness.trial.models_error import raised_by_model
 from strategies import StrategyError
 
 _NOT_KNOWN_OF_GPU = (
@@ -208,18 +209,19 @@ def _plain_step(subject: Subject) -> FakeStep:
     """Return the plain step.
 
     Raises:
-        ConfigError: it cannot be predicted, or the model's own code raises.
+        ConfigError: it cannot be predicted, or the code of the model or of its loss raises.
         StrategyError: as of `step_of`.
     """
     try:
         return step_of(subject.plain, "cpu")
-    except (ConfigError, StrategyError, MemoryError):
+    except (ConfigError, StrategyError):
         raise
     except Exception as error:
-        said = next(iter(str(error).splitlines()), "")
-        problem = f"the plain step raised {type(error).__name__}: {said}"
-        remedy = "acbench runs it with data and names module and line"
-        raise ConfigError("FACTORY", f"{problem}; {remedy}") from error
+        raised = raised_by_model(error)
+        if raised is None:
+            raise
+        said = " ".join(raised.splitlines())
+        raise ConfigError("FACTORY", f"the plain step raised {said}; acbench runs it with data") from error
 
 
 def _remedies(subject: Subject, options: list[Option]) -> list[str]:

@@ -14,8 +14,11 @@ _HARNESS = Path(__file__).parents[1]
 _OURS = (_HARNESS, _HARNESS.parent / "strategies")
 _MODELS = _HARNESS / "models"
 _LIBRARY = Path(sysconfig.get_path("stdlib"))
-_GIVEN = ("harness.models.parts.given_inputs", "GivenInputs")
-"""The class that calls the user's loss; its module imports torch, and this one does not."""
+_CALLING_A_LOSS = (
+    ("harness.models.parts.given_inputs", "GivenInputs"),
+    ("harness.fit.in_process", "InProcessSpec"),
+)
+"""The classes that call the user's loss; their modules import torch, and this one does not."""
 
 _PACKAGES = ("site-packages", "dist-packages")
 
@@ -43,8 +46,10 @@ def raised_by_model(error: Exception) -> str | None:
     frames = list(traceback.walk_tb(error.__traceback__))
     if not frames or _is_ours(Path(frames[-1][0].f_code.co_filename)):
         return None
-    found = [(frame, line) for frame, line in frames if _is_of_model(frame)]
-    if not any(_calls_the_users(frame.f_locals.get("self")) for frame, _ in found):
+    calling = (number for number, (frame, _) in enumerate(frames) if _calls_the_users(frame))
+    begin = next(calling, len(frames))
+    found = [(frame, line) for frame, line in frames[begin:] if _is_of_model(frame)]
+    if not found:
         return None
     frame, line = found[-1]
     code, words = frame.f_code, last_words(error)
@@ -61,8 +66,11 @@ def _is_of_model(frame: FrameType) -> bool:
     return not path.is_relative_to(_LIBRARY)
 
 
-def _calls_the_users(value: object) -> bool:
-    return _is_module(value) or (type(value).__module__, type(value).__name__) == _GIVEN
+def _calls_the_users(frame: FrameType) -> bool:
+    """Whether this is a method of a module of the model, or of what calls the user's loss."""
+    value = frame.f_locals.get("self")
+    is_of_module = _is_module(value) and _is_of_model(frame)
+    return is_of_module or (type(value).__module__, type(value).__name__) in _CALLING_A_LOSS
 
 
 def _is_module(value: object) -> bool:

@@ -31,6 +31,20 @@ def test_the_answer_of_a_program() -> None:
     assert (answer.plain.peak_bytes, answer.plain.saved_bytes) == (measured.peak_bytes, measured.saved_bytes)
 
 
+class Mute(Exception):  # noqa: N818 (its text cannot be had)
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class Raising(Stack):
+    def forward(self, _x: torch.Tensor) -> torch.Tensor:
+        raise Mute
+
+
+def _raise(_outputs: object) -> None:
+    raise ValueError("two\nlines")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -41,6 +55,8 @@ def test_the_answer_of_a_program() -> None:
         pytest.param({"make": Stack()}, "make: must be a function that returns a fresh model, got an instance of Stack", id="a model"),
         pytest.param({"batch": [BATCH, BATCH]}, "batch: must be one batch, got 2 micro-batches; ", id="micro-batches"),
         pytest.param({"make": lambda: nn.Linear(16, 16)}, "FACTORY: no blocks found in Linear: ", id="no blocks"),
+        pytest.param({"make": Raising}, "FACTORY: the plain step raised Mute: (its text cannot be had: RuntimeError) (test_fitting.py, line ", id="a model that raises"),
+        pytest.param({"loss_fn": _raise}, "FACTORY: the plain step raised ValueError: two lines (test_fitting.py, line ", id="a loss that raises"),
     ],
 )  # fmt: skip
 def test_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:

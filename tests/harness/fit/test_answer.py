@@ -79,6 +79,15 @@ def test_where_nothing_fits_it_says_what_would(tmp_path: Path, capsys: pytest.Ca
     assert set(found["plain"]) >= {"peak_bytes", "saved_bytes", "step_time_s", "fits"}
 
 
+def test_a_defect_of_ours_is_not_said_to_be_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    def defect(*_: object) -> None:
+        raise KeyError("ours")
+
+    monkeypatch.setattr("harness.fit.answer.step_of", defect)
+    with pytest.raises(KeyError, match="ours"):
+        answer(asked(TINY).subject)
+
+
 FACTORY = "tests.harness.user_models"
 
 
@@ -137,7 +146,7 @@ def test_a_model_that_knows_fewer_tokens_is_unproven(
         pytest.param(f"{FACTORY}:healthy widht=3", "widht: 'tests.harness.user_models:healthy' has no such argument; ", id="argument"),
         pytest.param(f"{FACTORY}:too_large_for_any_machine", "FACTORY: 'tests.harness.user_models:too_large_for_any_machine' raised TypeError: ", id="needs an argument"),
         pytest.param(f"{FACTORY}:too_large_for_any_machine given=example", "FACTORY: no blocks found in Linear: ", id="no blocks"),
-        pytest.param(f"{FACTORY}:raises", "FACTORY: the plain step raised ValueError: the width is odd; ", id="the model raises"),
+        pytest.param(f"{FACTORY}:raises", "FACTORY: the plain step raised ValueError: the width is odd (user_models.py, line ", id="the model raises"),
     ],
 )  # fmt: skip
 def test_what_is_refused_says_the_remedy_and_leaves_no_file(

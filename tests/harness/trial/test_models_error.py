@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from harness.fit.in_process import handed_over
 from harness.models.base import Batch
 from harness.models.parts.given_inputs import GivenInputs
 from harness.records.store import parsed
@@ -34,7 +35,14 @@ def _as_loss(act: Callable[[], object]) -> None:
     given.loss(None, batch)
 
 
-@pytest.mark.parametrize("called", [_Raising(), _as_loss], ids=["a model", "its loss"])
+def _as_loss_in_process(act: Callable[[], object]) -> None:
+    with handed_over(nn.Identity, (torch.ones(1),), lambda _outputs: act()) as (spec, _):
+        spec.loss(None, Batch(inputs=(), targets=None))
+
+
+@pytest.mark.parametrize(
+    "called", [_Raising(), _as_loss, _as_loss_in_process], ids=["a model", "its loss", "a loss in process"]
+)
 @pytest.mark.parametrize(
     ("act", "kind", "words"),
     [
@@ -61,6 +69,7 @@ def test_what_the_model_raises_is_said_with_its_place(
     [
         pytest.param(lambda: _Raising()(lambda: parsed("1" * 30)), id="below the model"),
         pytest.param(_raise, id="beside it"),
+        pytest.param(lambda: _as_loss_in_process(lambda: parsed("1" * 30)), id="below a loss"),
     ],
 )
 def test_what_others_raise_is_not_the_models(act: Callable[[], object]) -> None:
