@@ -35,6 +35,7 @@ from strategies.chunk.running.proof import (
     first_samples,
     has_values,
     tolerance_of,
+    without_hooks,
 )
 from strategies.chunk.running.runtime import GIVEN, Callee, running_again
 from strategies.chunk.running.schedule_code import ScopeCode, lower
@@ -274,7 +275,8 @@ class ChunkedForward:
             if not is_refusal and has_values(module, call.tensors):
                 put_back = noted_state(module)
                 copied, named, _ = copied_inputs(args, kwargs)
-                self._plain(module, *copied, **named)
+                with without_hooks(module, but=module):
+                    self._plain(module, *copied, **named)
                 put_back()
             raise
 

@@ -262,6 +262,22 @@ def test_a_proof_calls_no_hooks_and_leaves_gradients() -> None:
     assert calls == ["", ""]
 
 
+class _RaisesWithoutData(_Stack):
+    def forward(self, x: Tensor) -> Tensor:
+        h = super().forward(x)
+        if x.shape[1] > S and isinstance(h, FakeTensor):
+            raise ValueError("without data")
+        return h
+
+
+def test_who_looks_for_what_a_forward_raises_calls_no_hooks() -> None:
+    model, calls = _planned(_RaisesWithoutData()), list[str]()
+    model.get_submodule("layers.1").register_forward_hook(lambda *_: calls.append(""))
+    with pytest.raises(ValueError, match="without data"):
+        model(torch.randn(B, S + 1, D))
+    assert calls == []
+
+
 def test_what_takes_too_much_memory_as_it_is_is_refused() -> None:
     def without_memory(h: Tensor) -> None:
         if not isinstance(h, FakeTensor):
