@@ -21,6 +21,7 @@ FAMILIES = {
     "bmm": ("bmm", "baddbmm", "matmul", "_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"),
     "convolution": ("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution"),
 }
+WRITTEN = -1  # no version: the result was written to
 running, reported = threading.local(), threading.Event()
 named: set[tuple[str, str]] = set()  # what ran in forwards since `apply`
 
@@ -41,6 +42,21 @@ def random_state(device: torch.device, state: Tensor | None = None) -> Any:
         return torch.get_rng_state() if state is None else torch.set_rng_state(state)
     module = torch.get_device_module(device)
     return module.get_rng_state(device) if state is None else module.set_rng_state(state, device)
+
+
+def arguments(op: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Return the arguments of a call by name; none of an operator without a schema."""
+    names = [each.name for each in op._schema.arguments] if hasattr(op, "_schema") else []
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def storages(values: Any) -> set[int]:
+    """Return the identities of what tensors stand on."""
+    tensors = [
+        getattr(each, "_local_tensor", each) for each in tree_leaves(values) if isinstance(each, Tensor)
+    ]
+    strided = (each for each in tensors if each.layout is torch.strided and not each.is_nested)
+    return {each.untyped_storage()._cdata for each in strided}
 
 
 class Rules(TorchDispatchMode):
@@ -68,6 +84,7 @@ class Rules(TorchDispatchMode):
         """Return itself, at the start of a forward."""
         self.stack, self.calls = [""], Counter[str]()
         self.products, self.scored = dict[str, str](), set[str]()
+        self.on = dict[int, list[str]]()  # rules by the storage of what they keep
         return self
 
     def enter(self, name: str) -> None:
@@ -99,6 +116,8 @@ class Rules(TorchDispatchMode):
         if self.again and rule in self.kept:
             return self.given_back(rule, str(op))
         result = op(*args, **kwargs)
+        if self.on and not self.again:
+            self.watch(op, args, kwargs, result)
         if not self.again and rule:
             self.named.add((self.fqn, rule))
         if not self.again and rule and rule in self.keep:
@@ -106,11 +125,27 @@ class Rules(TorchDispatchMode):
             with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
                 alias = tree_map_only(Tensor, Tensor.detach, result)
             tensors = [each for each in tree_leaves(alias) if isinstance(each, Tensor)]
-            names = [each.name for each in op._schema.arguments] if hasattr(op, "_schema") else []
-            draws = {**dict(zip(names, args, strict=False)), **kwargs}.get("dropout_p")
+            draws = arguments(op, args, kwargs).get("dropout_p")
             state = random_state(tensors[0].device) if draws else None
             self.kept[rule] = str(op), alias, tensors, [each._version for each in tensors], state
+            for storage in storages(alias):
+                self.on.setdefault(storage, []).append(rule)
         return result
+
+    def watch(self, op: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Take note of writes to what is kept, and of views of it that have own counters (`_unsafe_view`)."""
+        given = arguments(op, args, kwargs)
+        for argument in op._schema.arguments if hasattr(op, "_schema") else ():
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for rule in [
+                    each for on in storages(given.get(argument.name)) for each in self.on.get(on, ())
+                ]:
+                    self.kept[rule][3].append(WRITTEN)
+        for tensor in tree_leaves(result):
+            for rule in [each for on in storages(tensor) for each in self.on.get(on, ())]:
+                with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+                    self.kept[rule][2].append(tensor.detach())
+                self.kept[rule][3].append(tensor._version)
 
     def given_back(self, rule: str, name: str) -> Any:
         """Return what forward has kept, and let what draws next draw what it drew there."""

@@ -155,24 +155,38 @@ def test_what_rules_do_not_name_is_said_once() -> None:
 
 
 class WritesInPlace(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, write: Callable[[Tensor], Tensor], *, bias: bool = True) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.first, self.second = nn.Linear(8, 8, bias=bias), nn.Linear(8, 8)
+        self.write = write
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.first(x).relu_()).sin()  # type: ignore[no-any-return]
+        return self.second(self.write(self.first(x))).sin()  # type: ignore[no-any-return]
 
 
-def test_a_kept_result_that_is_written_in_place_raises() -> None:
+def doubled_in_parts(x: Tensor) -> Tensor:
+    x.unsafe_chunk(2, -1)[0].mul_(2)
+    return x
+
+
+WRITES: dict[str, Callable[[], nn.Module]] = {
+    "with its counter": lambda: WritesInPlace(torch.relu_),
+    "through a view with a counter of its own": lambda: WritesInPlace(lambda x: x.mul_(3), bias=False),
+    "through an unsafe part": lambda: WritesInPlace(doubled_in_parts),
+}
+
+
+@pytest.mark.parametrize("block", WRITES.values(), ids=WRITES)
+def test_a_kept_result_that_is_written_in_place_raises(block: Callable[[], nn.Module]) -> None:
     rules = {"layers.0": BlockRules(keep=("first:linear",), again=("second:linear",))}
-    model = loaded(rules_file(rules, title="Wrong."))["apply"](Stack(WritesInPlace()))
-    loss = model(torch.randn(2, 8)).sum()
+    model = loaded(rules_file(rules, title="Wrong."))["apply"](Stack(block()))
+    loss = model(torch.randn(2, 3, 8)).sum()
     with pytest.raises(RuntimeError) as error:
         loss.backward()
     assert str(error.value) == (
         "apply_ac: layers.0 first:linear was written to in place afterwards; remove this rule"
     )
-    keep = rules_of(Stack(WritesInPlace()), sample=(torch.randn(2, 8),))
+    keep = rules_of(Stack(block()), sample=(torch.randn(2, 3, 8),))
     assert keep == {"layers.0": BlockRules(keep=("second:linear",), again=("first:linear",))}
 
 
