@@ -63,8 +63,12 @@ def models_errors(problem: str, remedy: str) -> Iterator[None]:
 
 
 def words_of(error: Exception) -> str:
-    """Return `RuntimeError: ` and the first line of what it says."""
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    """Return `RuntimeError: ` and the first line of what it says; nothing of one that cannot be asked."""
+    try:
+        said = str(error).partition("\n")[0]
+    except Exception:  # noqa: BLE001 (the user's own error, whose text may raise anything)
+        said = "(its text cannot be read)"
+    return f"{type(error).__name__}: {said}"
 
 
 def line_of(error: Exception | None = None) -> str:

@@ -204,7 +204,6 @@ EXAMINED_BY = {
     "strategies/tracing/code_text.py": "tests/strategies/chunk/test_show.py",
     "strategies/tracing/function_graph.py": "tests/strategies/shard/model/test_call_states.py",
     "strategies/tracing/shape_values.py": "tests/strategies/nested/test_parity.py",
-    "strategies/tracing/without_data.py": "tests/strategies/nested/test_refusals.py",
 }
 
 EXAMINED_BY_RUNNING = {
