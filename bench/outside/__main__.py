@@ -1,6 +1,6 @@
 """Run every case of `bench.outside` in a process of its own and compare its answer with the right one.
 
-python -m bench.outside                  # all cases; exits with 1 where an answer is not right
+python -m bench.outside                  # all cases; exits with 1 where an answer is wrong
 python -m bench.outside gru_offload …    # these cases
 """
 
@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -45,9 +46,11 @@ class Answer:
     right: str
 
     @property
-    def is_right(self) -> bool:
-        """Whether today's answer is the right one, or the case cannot be asked on this machine."""
-        return self.after in {self.right, NEEDS_SLURM}
+    def verdict(self) -> str:
+        """`right`, `WRONG`, or `not run` where this machine cannot ask."""
+        if self.after == NEEDS_SLURM:
+            return "not run"
+        return "right" if self.after == self.right else "WRONG"
 
 
 def case_names() -> list[str]:
@@ -81,7 +84,7 @@ def ask(case: str) -> Answer:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table of all cases; return 1 where an answer is not right."""
+    """Print the table of all cases; return 1 where an answer is wrong."""
     options = parser(__doc__, "outside")
     options.add_argument("cases", nargs="*", help="names of cases; all by default")
     chosen = options.parse_args(arguments)
@@ -90,17 +93,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "case": "case",
         "before": "before",
         "after": "after",
-        "": lambda row: "" if row.is_right else "WRONG",
+        "verdict": "verdict",
     }
-    right = sum(answer.is_right for answer in answers)
-    table = table_of(answers, columns, title="Cases from outside", caption=f"{right} of {len(answers)} right")
+    counts = Counter(answer.verdict for answer in answers)
+    caption = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+    table = table_of(answers, columns, title="Cases from outside", caption=caption)
     publish(
         table,
         chosen.out,
         protocol={"processes": "one a case"},
         results=[asdict(answer) for answer in answers],
     )
-    return int(right < len(answers))
+    return int("WRONG" in counts)
 
 
 def _said(done: subprocess.CompletedProcess[str]) -> str:
