@@ -45,15 +45,15 @@ from harness.trial.plan_budget import beside_recomputation, carrying_out
 from harness.trial.planned_step import build, planned_step
 from strategies import PlansFromStep
 from strategies.ac.budget import Budget
-from strategies.budget import compiled_planning
-from strategies.budget.capture import capture
-from strategies.budget.chunked_planning import ChunkedPlanner, Way
+from strategies.budget.compiled import compiled_planning
 from strategies.budget.plan import Plan
-from strategies.budget.planning import BudgetBelowMinimum, Planner
-from strategies.budget.step_graph import StepGraph
+from strategies.budget.planning.chunked_planning import ChunkedPlanner, Way
+from strategies.budget.planning.planner import BudgetBelowMinimum, Planner
 from strategies.chunk.base import FromPlan
 from strategies.chunk.budget import Budget as ChunkBudget
 from strategies.regions.blocks import ModelModules, find_blocks
+from strategies.step.plan_capture import capture
+from strategies.step.step_graph import StepGraph
 from strategies.tracing.fakes import Fakes
 from strategies.tracing.following import as_with_data
 

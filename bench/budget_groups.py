@@ -27,7 +27,7 @@ from harness.measure.step import StepReport, instrument
 from harness.trial.assemble import assemble
 from harness.trial.batches import batches
 from strategies.budget.plan import Plan
-from strategies.budget.planning import Planner
+from strategies.budget.planning.planner import Planner
 
 _OVERRIDES = ("batch_size=64", "mesh.device=cpu")
 _FACTORS = (1.0, 1.02, 1.05, 1.1, 1.2, 1.4)

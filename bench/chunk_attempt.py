@@ -24,8 +24,8 @@ from harness.models.base import Batch
 from strategies.base import PlannedStep
 from strategies.chunk import ChunkPlan, InfeasibleBudget
 from strategies.chunk.planning.chunk_plan import ChunkPlanner
-from strategies.estimate.ledger import Kind, Ledger, is_activation
-from strategies.estimate.live_storages import LiveStorages
+from strategies.step.ledger import Kind, Ledger, is_activation
+from strategies.step.live_storages import LiveStorages
 
 ROUNDS = 5
 """Of plain and planned model."""

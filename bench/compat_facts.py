@@ -17,9 +17,9 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from torch.utils.flop_counter import flop_registry
 
 from harness.measure.collectives import collective_name
-from strategies.estimate.operator_mode import OperatorMode
 from strategies.estimate.tensors import tensors_in
 from strategies.regions.torch_facts import selective_takes_hooks
+from strategies.step.operator_mode import OperatorMode
 
 _aten = torch.ops.aten
 _SIDE = 8

@@ -40,7 +40,7 @@ from harness.measure.memory.counting_allocator import counting_allocator
 from harness.measure.step import allocator_truth, instrument
 from harness.models.base import Batch
 from harness.trial.assemble import Assembled, assemble
-from strategies.estimate.live_storages import WorkspaceProbe
+from strategies.step.live_storages import WorkspaceProbe
 
 SEQUENCE_LENGTH, WIDTH, VOCABULARY = 64, 128, 16
 MODELS = {name: (f"model={name}",) for name in ("mlp", "gpt_nano", "llama_nano", "moe_nano", "hf")} | {

@@ -39,7 +39,8 @@ from harness.predict.prediction import predict
 from harness.ranks.agent import Agent, sigterm_exits
 from harness.records.record import Record
 from strategies import StrategyError
-from strategies.budget import first_call, operator_modules
+from strategies.budget.eager import first_call
+from strategies.budget.export import operator_modules
 from strategies.regions import blocks
 from strategies.written.file_text import recomputing_file, rules_file
 from strategies.written.heavy_operators import rules_for

@@ -49,6 +49,7 @@ ROOMS = (
     "strategies.shard.linear",
     "strategies.shard.model",
     "strategies.shard.operators",
+    "strategies.step",
     "strategies.tracing",
 )
 """Modules that wait, and packages with all modules below them."""

@@ -81,10 +81,10 @@ EXPENSIVE = {
     "tests/harness/predict/test_batch_sizes.py::test_the_step_between": "[full AC]",
     "tests/harness/predict/test_repeated_blocks.py::test_the_composed_step": "[full AC]",
     "tests/harness/check/test_on_ranks.py": "::test_all_ranks_say_the_same[DDP]",
-    "tests/strategies/budget/test_idioms.py": "[self-normalising dropout]",
-    "tests/strategies/budget/test_compiled_planning.py": "[a write]",
-    "tests/strategies/budget/test_compiled_ranks.py": "[ddp2]",
-    "tests/strategies/budget/test_carried_out.py": "[without dropout]",
+    "tests/strategies/budget/eager/test_idioms.py": "[self-normalising dropout]",
+    "tests/strategies/budget/compiled/test_compiled_planning.py": "[a write]",
+    "tests/strategies/budget/compiled/test_compiled_ranks.py": "[ddp2]",
+    "tests/strategies/budget/eager/test_carried_out.py": "[without dropout]",
     "tests/strategies/ac/test_budget.py::test_a_dimension_of_one": "[(1, 1, 8)-little kept]",
     "tests/harness/trial/test_compilation.py": "",
     "tests/harness/check/test_neutrality.py": "test_names_the_recomputed_value",
@@ -116,7 +116,7 @@ REPEATED: dict[str, tuple[str, ...]] = {
     ),
     "tests/parity/test_sharding.py::test_is_neutral_within_tolerance": ("gpt-tp2",),
     "tests/parity/test_sharding.py::test_checkpointing_is_bitwise_neutral_in_every_order": ("outside_fsdp",),
-    "tests/strategies/budget/test_idioms.py::test_an_idiom_between_linears": (
+    "tests/strategies/budget/eager/test_idioms.py::test_an_idiom_between_linears": (
         "a recurrent layer",
         "multi-head attention]",
         "a scan into a tensor",
@@ -141,8 +141,10 @@ REPEATED: dict[str, tuple[str, ...]] = {
         "results before a product",
         "a product in place",
     ),
-    "tests/strategies/budget/test_idioms.py::test_in_place_on_what_a_linear_made": ("three dimensions",),
-    "tests/strategies/budget/test_idioms.py::test_an_idiom_around_blocks": (
+    "tests/strategies/budget/eager/test_idioms.py::test_in_place_on_what_a_linear_made": (
+        "three dimensions",
+    ),
+    "tests/strategies/budget/eager/test_idioms.py::test_an_idiom_around_blocks": (
         "a block that is not called, and one called twice",
         "several tensors, one given twice",
         "nests of tensors, by name",
@@ -152,17 +154,19 @@ REPEATED: dict[str, tuple[str, ...]] = {
         "a forward without gradients before",
         "encoder layers of torch",
     ),
-    "tests/strategies/budget/test_carried_out.py::test_the_peak_is_the_predicted_one": (
+    "tests/strategies/budget/eager/test_carried_out.py::test_the_peak_is_the_predicted_one": (
         "[dropout",
         "a little host memory",
     ),
-    "tests/strategies/budget/test_compiled_planning.py::test_generated_kernels": (),
-    "tests/strategies/budget/test_compiled_ranks.py::test_generated_kernels": (),
-    "tests/strategies/budget/test_compiled_planning.py::test_a_compiled_plan_is_neutral": ("gpt, dropout",),
-    "tests/strategies/budget/test_compiled_planning.py::test_a_budget_that_needs_nothing": (),
-    "tests/strategies/budget/test_compiled_ranks.py::test_a_plan_on_two_ranks": ("shard2, dropout",),
+    "tests/strategies/budget/compiled/test_compiled_planning.py::test_generated_kernels": (),
+    "tests/strategies/budget/compiled/test_compiled_ranks.py::test_generated_kernels": (),
+    "tests/strategies/budget/compiled/test_compiled_planning.py::test_a_compiled_plan_is_neutral": (
+        "gpt, dropout",
+    ),
+    "tests/strategies/budget/compiled/test_compiled_planning.py::test_a_budget_that_needs_nothing": (),
+    "tests/strategies/budget/compiled/test_compiled_ranks.py::test_a_plan_on_two_ranks": ("shard2, dropout",),
     "tests/harness/trial/test_compilation.py::test_buffers_of_generated_kernels": (),
-    "tests/strategies/budget/test_chunked_planning.py::test_the_cheapest_of_all_ways": ("time",),
+    "tests/strategies/budget/planning/test_chunked_planning.py::test_the_cheapest_of_all_ways": ("time",),
     "tests/parity/test_matrix.py::test_a_budget_with_values_on_the_host": ("[bf16_mixed", "fsdp1 inside"),
     "tests/harness/predict/test_fake_rank.py::test_recurrent_layers": (
         *("GRU-nested", "GRU-none", "LSTM-offload", "RNN-full"),

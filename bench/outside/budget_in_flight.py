@@ -11,8 +11,8 @@ from torch import nn
 from harness.models.llama import LlamaSpec
 from strategies import StrategyError
 from strategies.ac.budget import Budget
-from strategies.estimate.live_storages import LiveStorages
-from strategies.estimate.position import Position
+from strategies.step.live_storages import LiveStorages
+from strategies.step.position import Position
 
 BEFORE = "over the budget without a word"
 RIGHT = "within the budget, or refused with the number of calls"

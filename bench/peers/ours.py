@@ -12,14 +12,14 @@ from bench.peers.workload import Workload, blocks_of
 from harness.measure.step import runnable_step
 from harness.trial.assemble import Assembled
 from harness.trial.steps import UNMEASURED_STEPS
-from strategies.budget import carrying_out
-from strategies.budget.block_options import Option
-from strategies.budget.capture import capture
+from strategies.budget.eager import carrying_out
 from strategies.budget.plan import Plan
-from strategies.budget.planning import BudgetBelowMinimum, Planner
-from strategies.budget.simulation import PLAIN
-from strategies.budget.step_graph import StepGraph
+from strategies.budget.planning.block_options import Option
+from strategies.budget.planning.planner import BudgetBelowMinimum, Planner
+from strategies.budget.planning.simulation import PLAIN
 from strategies.regions.blocks import ModelModules, find_blocks
+from strategies.step.plan_capture import capture
+from strategies.step.step_graph import StepGraph
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,7 @@ from harness.predict.step_time import bound_by, timed_on
 from harness.records import files
 from strategies import RunnableStep, StrategyError, chunk_variants
 from strategies.ac.file import File
-from strategies.budget.operator_modules import heavy_operators
+from strategies.budget.export.operator_modules import heavy_operators
 from strategies.regions.blocks import find_blocks
 from strategies.written.file_text import BlockRules, offloading_file, recomputing_file, rules_file
 from strategies.written.heavy_operators import HeavyOperator, rules_for

@@ -28,10 +28,10 @@ from torch.utils._python_dispatch import (
 )
 
 from strategies.estimate.liveness import key_of
-from strategies.estimate.operator_mode import OperatorMode
 from strategies.estimate.patched import Wrappings
-from strategies.estimate.position import running_node, sequence_number
 from strategies.estimate.tensors import alias_of, plain_tensors, tensors_in
+from strategies.step.operator_mode import OperatorMode
+from strategies.step.position import running_node, sequence_number
 
 _aten = torch.ops.aten
 

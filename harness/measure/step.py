@@ -28,11 +28,11 @@ from harness.measure.work.compiled_graphs import CompiledGraphs, CompiledWork
 from harness.measure.work.counter import CountedOperator, OperatorListener, WorkCounter
 from harness.records.measured import Allocator, MeasuredMemory, MeasuredWork
 from strategies.base import PlansFromStep, RunnableStep
-from strategies.estimate.ledger import Kind, Ledger
-from strategies.estimate.live_storages import LiveStorages, WorkspaceProbe
 from strategies.estimate.patched import Wrappings
-from strategies.estimate.position import Phase
 from strategies.estimate.tensors import plain_tensors, tensors_held_by
+from strategies.step.ledger import Kind, Ledger
+from strategies.step.live_storages import LiveStorages, WorkspaceProbe
+from strategies.step.position import Phase
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,9 +25,9 @@ from torch.nn.parallel import distributed
 from torch.utils._python_dispatch import _disable_current_modes
 
 from strategies.estimate.liveness import key_of
-from strategies.estimate.operator_mode import OperatorMode
 from strategies.estimate.patched import replaced, wrapped
 from strategies.estimate.tensors import tensors_in
+from strategies.step.operator_mode import OperatorMode
 
 
 @contextmanager

@@ -107,7 +107,7 @@ class Backend:
     def _kernels(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         patches: dict[str, Any] = dict.fromkeys(self._inductor, True)
         if self._partition is not None:
-            inductor_partition: Any = importlib.import_module("strategies.budget.inductor_partition")
+            inductor_partition: Any = importlib.import_module("strategies.budget.compiled.inductor_partition")
             as_pass = inductor_partition.AsCustomPass(self._partition, repr(self._partition))
             patches["custom_partitioner_fn"] = as_pass
         compiled: Callable[..., Any] = _inductor().compile_fx(

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from strategies.base import Observation, RunnableStep, Strategy, StrategyError, check_simple_fields
-from strategies.budget import first_call
+from strategies.budget.eager import first_call
 from strategies.regions import blocks, number_generators, offloading, recomputation, region, rewind
 from strategies.written import file_text
 

@@ -11,19 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.ac.base import ActivationCheckpointing
 from strategies.base import Observation, Partition, RunnableStep, StrategyError
-from strategies.budget import (
-    capture,
-    carrying_out,
-    chunked_planning,
-    compiled_capture,
-    compiled_planning,
-    export,
-    first_call,
-    operator_modules,
-    planning,
-)
+from strategies.budget.compiled import compiled_capture, compiled_planning
+from strategies.budget.eager import carrying_out, first_call
+from strategies.budget.export import operator_modules, words_of_others
 from strategies.budget.plan import Plan, bounded
+from strategies.budget.planning import chunked_planning, planner
 from strategies.regions import blocks, region
+from strategies.step import plan_capture
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -187,7 +181,7 @@ class Budget(ActivationCheckpointing):
         self._require_words(name, plan)
         step = first_call.shadow_step(model, sample, dict(keywords or {}))
         forwards = operator_modules.block_forwards(step, self.blocks_of(step.model))
-        export_of = export.plan_file if name == "file" else export.remat_regions
+        export_of = words_of_others.plan_file if name == "file" else words_of_others.remat_regions
         return export_of(plan, forwards)
 
     def _require_words(self, name: str, plan: Plan) -> None:
@@ -287,7 +281,7 @@ class Budget(ActivationCheckpointing):
         found: Mapping[str, nn.Module] = {}
         of_executor: Callable[[Plan], Plan] = _same
         ways: list[chunked_planning.Way] = []
-        objective: planning.Objective = "time" if self.objective == "time" else "flops"
+        objective: planner.Objective = "time" if self.objective == "time" else "flops"
         for step in steps:
             modules = self.modules_of(step.model)
             found = modules.blocks
@@ -295,19 +289,21 @@ class Budget(ActivationCheckpointing):
                 graph, of_executor = compiled_planning.captured(step, modules)
             else:
                 with step.around():
-                    graph = capture.capture(step.run, modules, device=step.device, standing=step.standing)
-            planner = planning.Planner(
+                    graph = plan_capture.capture(
+                        step.run, modules, device=step.device, standing=step.standing
+                    )
+            of_step = planner.Planner(
                 graph,
                 objective=objective,
                 host_bytes=int(self.host_gib * _GIB),
                 nests=not self.needs_compiler and step.chunk is None,
                 is_taped=not self.needs_compiler,
             )
-            ways.append(chunked_planning.Way(planner=planner, chunk=step.chunk))
+            ways.append(chunked_planning.Way(planner=of_step, chunk=step.chunk))
         all_ways = chunked_planning.ChunkedPlanner(ways, objective)
         return of_executor(self._fitting(all_ways, spare_bytes).with_idle(found))
 
-    def _fitting(self, planner: chunked_planning.ChunkedPlanner, spare_bytes: int) -> Plan:
+    def _fitting(self, ways: chunked_planning.ChunkedPlanner, spare_bytes: int) -> Plan:
         """Return the plan for the budget, which stays below it by `spare_bytes`.
 
         Raises:
@@ -317,19 +313,19 @@ class Budget(ActivationCheckpointing):
             where, most = "ac.budget_gib", self.budget_gib * _GIB
         else:
             assert self.fraction is not None, "one of the two is given"
-            where, most = "ac.fraction", self.fraction * planner.plain_peak_bytes
+            where, most = "ac.fraction", self.fraction * ways.plain_peak_bytes
         try:
-            plan = planner.plan(int(most) - spare_bytes)
-            least = planner.least_flops(int(most))
+            plan = ways.plan(int(most) - spare_bytes)
+            least = ways.least_flops(int(most))
             return replace(
                 plan, budget_bytes=int(most), spare_bytes=spare_bytes, lower_bound_extra_flops=least
             )
-        except planning.BudgetBelowMinimum as error:
+        except planner.BudgetBelowMinimum as error:
             needed = error.minimum_feasible_bytes + spare_bytes
-            share = math.ceil(1e4 * needed / planner.plain_peak_bytes) / 1e4
+            share = math.ceil(1e4 * needed / ways.plain_peak_bytes) / 1e4
             gib = math.ceil(1e9 * needed / _GIB) / 1e9
             smallest = f"ac.fraction={share:g} or ac.budget_gib={gib:.9g}"
-            proven = f"{bounded(planner.chunkings)} needs less than {error.proven_minimum_bytes} bytes"
+            proven = f"{bounded(ways.chunkings)} needs less than {error.proven_minimum_bytes} bytes"
             raise StrategyError(
                 where,
                 f"no plan keeps {int(most)} bytes; the smallest that one keeps is "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.ac.base import Recomputing
 from strategies.base import Observation, RunnableStep, StrategyError
-from strategies.budget import operator_modules
+from strategies.budget.export import operator_modules
 from strategies.regions import operator_names
 from strategies.regions.presets import check_names, is_known
 from strategies.written import file_text

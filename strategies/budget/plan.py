@@ -30,7 +30,7 @@ How an executor carries out a plan, which is what the predicted bytes count on:
 7. A block that is `plain`, or not in the plan, runs untouched.
 8. Where parts of the model run in chunks, operators are those that the loops run, chunk by chunk.
 9. Blocks of a *group* hold nothing of their own in forward. The first ticket of one that is redeemed runs its
-   forward again as one; `group_simulation` has the rules.
+   forward again as one; `planning.group_simulation` has the rules.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from strategies.base import StrategyError
+from strategies.step.sizes import PriorOperator, TensorSize
 from strategies.text_files import read_text, write_text
 
 _WORDS = {"again": "recompute for each reader"}
@@ -79,32 +80,6 @@ class Value(NamedTuple):
 def input_value(number: int) -> Value:
     """Return the address of an input of a block."""
     return Value(_INPUT, number, "input")
-
-
-class PriorOperator(NamedTuple):
-    """An operator that runs before the first block, and belongs to its forward.
-
-    Fields:
-        signature: its name, with type and number of dimensions of each operand.
-        skips: operators of the same signature that run before it, behind the one before, and do not belong.
-    """
-
-    signature: str
-    skips: int
-
-
-class TensorSize(NamedTuple):
-    """The size of a tensor that a call of a block computes with.
-
-    Fields:
-        name: `input 0` or `parameter up.weight`, by the name within the block.
-        shape: global shape.
-        kind: type of its elements and of its device, `float32 on cpu`.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    kind: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

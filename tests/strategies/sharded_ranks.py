@@ -22,7 +22,7 @@ from harness.measure.gloo.wait import settled_collectives
 from strategies import StrategyError, ac_variants, eager_variants
 from strategies.ac.budget import Budget
 from strategies.base import call_site_of
-from strategies.budget.block_tape import BlockTape, Fates
+from strategies.budget.eager.block_tape import BlockTape, Fates
 from strategies.budget.plan import BlockPlan, Value
 from strategies.regions.host_copies import HostLedger
 from tests.strategies.toys import Step, Toy, differences, toy, train_step

@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree  # torch.utils has no public name for 
 from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.measure.collectives import collective_name
-from strategies.estimate.operator_mode import OperatorMode
 from strategies.estimate.tensors import alias_of, tensors_in
+from strategies.step.operator_mode import OperatorMode
 
 
 class TensorLender(OperatorMode):

@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
-from strategies.estimate.live_storages import LiveStorages
 from strategies.estimate.patched import wrapped
+from strategies.step.live_storages import LiveStorages
 
 _ALLOCATOR = "empty_strided_"
 

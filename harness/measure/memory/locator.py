@@ -20,8 +20,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from strategies.estimate.patched import Wrappings, wrapped
-from strategies.estimate.position import FIRST_UNORDERED_NODE, Position, running_node, sequence_number
 from strategies.estimate.recomputing import is_marked
+from strategies.step.position import FIRST_UNORDERED_NODE, Position, running_node, sequence_number
 
 MODEL = "(model)"
 LOSS = "(loss)"

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from harness.records.measured import PEAK_PARTS, MeasuredMemory, Moment, SavedTensor
-from strategies.estimate.live_storages import RANDOM_STATE
+from strategies.step.live_storages import RANDOM_STATE
 
 LARGEST_SAVED = 20
 MOST_MOMENTS = 200

@@ -13,7 +13,15 @@ from harness.measure.memory.allocator import LiveTotals
 from harness.measure.memory.storage_history import StorageChange, StorageHistory, in_order
 from harness.measure.trainee import Trainee
 from harness.records.measured import SavedTensor
-from strategies.estimate.ledger import (
+from strategies.estimate.liveness import storage_bytes
+from strategies.estimate.tensors import (
+    gradients_of,
+    optimizer_state_of,
+    parameters_of,
+    plain_tensors,
+    tensors_held_by,
+)
+from strategies.step.ledger import (
     Kind,
     Ledger,
     Life,
@@ -24,15 +32,7 @@ from strategies.estimate.ledger import (
     is_saved,
     is_storage,
 )
-from strategies.estimate.live_storages import LiveStorages
-from strategies.estimate.liveness import storage_bytes
-from strategies.estimate.tensors import (
-    gradients_of,
-    optimizer_state_of,
-    parameters_of,
-    plain_tensors,
-    tensors_held_by,
-)
+from strategies.step.live_storages import LiveStorages
 
 
 def standing(trainee: Trainee, batch: Any) -> tuple[Tensor, ...]:

@@ -15,7 +15,7 @@ from itertools import count
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from strategies.estimate.position import FIRST_UNORDERED_NODE, sequence_number
+from strategies.step.position import FIRST_UNORDERED_NODE, sequence_number
 
 
 def backward_order(loss: Tensor, parameters: Mapping[str, Tensor]) -> tuple[str, ...]:

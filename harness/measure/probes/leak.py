@@ -17,8 +17,8 @@ from harness.measure.memory.locator import Locator
 from harness.measure.probes.tried import together
 from harness.measure.rng import seeded
 from harness.measure.trainee import Trainee
-from strategies.estimate.ledger import Kind, Ledger, Life, is_storage
-from strategies.estimate.live_storages import LiveStorages
+from strategies.step.ledger import Kind, Ledger, Life, is_storage
+from strategies.step.live_storages import LiveStorages
 
 STEPS = 20
 """Steps of a model that grows."""

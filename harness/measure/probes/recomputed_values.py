@@ -20,8 +20,8 @@ from harness.measure.memory.locator import Locator
 from harness.measure.parity.checksum import checksum
 from harness.measure.rng import seeded
 from harness.measure.trainee import Trainee
-from strategies.estimate.operator_mode import OperatorMode
 from strategies.estimate.tensors import plain_tensors, tensors_in
+from strategies.step.operator_mode import OperatorMode
 
 _aten = torch.ops.aten
 _COPIES = (

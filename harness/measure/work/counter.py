@@ -13,8 +13,8 @@ from harness.measure.memory.locator import Locator
 from harness.records.measured import MeasuredWork, UncountedOperator
 from strategies.estimate.flops import called, flops_of, is_causal, is_uncounted, repeated_scores
 from strategies.estimate.machine import MACHINES
-from strategies.estimate.operator_mode import OperatorMode
 from strategies.estimate.tensors import tensors_in
+from strategies.step.operator_mode import OperatorMode
 
 # no work of the model: checkpointing detaches what it stashes
 _BOOKKEEPING = torch.ops.aten.detach.default

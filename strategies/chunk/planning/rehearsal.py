@@ -24,13 +24,13 @@ from strategies.chunk.running.chunked_forward import (
     scopes_of,
     with_loss,
 )
-from strategies.estimate.ledger import Kind, is_activation
-from strategies.estimate.live_storages import LiveStorages
-from strategies.estimate.position import Position
 from strategies.regions.offloading import Offloading
 from strategies.regions.recomputation import Recomputation
 from strategies.regions.region import Around, Region, regions
 from strategies.regions.rewind import python_state_kept
+from strategies.step.ledger import Kind, is_activation
+from strategies.step.live_storages import LiveStorages
+from strategies.step.position import Position
 from strategies.tracing.following import as_with_data
 from strategies.tracing.guard import Programs
 from strategies.tracing.operator_graph import record

@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from strategies.base import StrategyError
 from strategies.chunk.flow.axes import Axis
-from strategies.estimate.live_storages import LiveStorages
 from strategies.estimate.recomputing import recomputing
 from strategies.regions.blocks import Chunked, Enclosed
+from strategies.step.live_storages import LiveStorages
 from strategies.tracing.guard import kind_of_result
 
 _FEW = 3  # chunks, of which the last may be the one that is shorter

@@ -17,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from harness.measure.sharding_rules import unseen_sharding_rules
 from harness.measure.step import runnable_step
-from strategies.estimate.operator_mode import OperatorMode
+from strategies.step.operator_mode import OperatorMode
 
 
 class _Products(OperatorMode):

@@ -13,7 +13,7 @@ from harness.errors import ConfigError
 from harness.predict.fake_rank import step_log
 from harness.predict.prediction import predict
 from harness.predict.step_log import fake_step
-from strategies.estimate.operator_mode import OperatorMode
+from strategies.step.operator_mode import OperatorMode
 from strategies.tracing.balanced_routing import BALANCED
 from tests.harness.composing import experiment_of
 from tests.harness.predict.measured_step import MeasuredStep, measured_step, step_of_rank

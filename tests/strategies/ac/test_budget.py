@@ -17,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from strategies import StrategyError
 from strategies.ac.budget import Budget
-from strategies.budget import first_call
+from strategies.budget.eager import first_call
 from strategies.regions.blocks import Chunked
 from strategies.regions.disguise import disguise
 from tests.harness.composing import refusal_of

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from strategies.budget.step_graph import OUTSIDE, StepGraph, StepOperator
-from strategies.estimate.ledger import is_on_device, is_on_host
-from strategies.estimate.live_storages import LiveStorages
-from strategies.estimate.position import Position
 from strategies.estimate.tensors import plain_tensors
+from strategies.step.ledger import is_on_device, is_on_host
+from strategies.step.live_storages import LiveStorages
+from strategies.step.position import Position
+from strategies.step.step_graph import OUTSIDE, StepGraph, StepOperator
 
 WIDTH = 16
 NO_WRITES: Mapping[int, int] = {}

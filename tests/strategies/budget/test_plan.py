@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from strategies import StrategyError
-from strategies.budget.plan import BlockPlan, Plan, TensorSize, Value, input_value
+from strategies.budget.plan import BlockPlan, Plan, Value, input_value
+from strategies.step.sizes import TensorSize
 
 _BLOCK = BlockPlan(
     fqn="layers.0",

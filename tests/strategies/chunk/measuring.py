@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 from harness.measure.memory.locator import Locator
 from harness.measure.memory.totals import mark_backward, mark_forward
-from strategies.estimate.ledger import is_activation
-from strategies.estimate.live_storages import LiveStorages
+from strategies.step.ledger import is_activation
+from strategies.step.live_storages import LiveStorages
 
 
 def forward_peak_bytes(model: nn.Module, inputs: tuple[Tensor, ...]) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from strategies import Observation, StrategyError, ac_variants, chunk_variants
 from strategies.base import PlannedStep
-from strategies.budget.planning import BudgetBelowMinimum
+from strategies.budget.planning.planner import BudgetBelowMinimum
 from strategies.chunk import ChunkPlan, InfeasibleBudget
 from strategies.chunk.budget import Budget
 from tests.strategies.chunk.models import WIDTH, Stack, built

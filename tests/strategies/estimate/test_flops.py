@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.flop_counter import FlopCounterMode
 
 from strategies.estimate.flops import flops_of, is_uncounted
-from strategies.estimate.operator_mode import OperatorMode
+from strategies.step.operator_mode import OperatorMode
 
 B, S, D, H = 4, 8, 16, 12
 """Batch, sequence, width, hidden width."""

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from strategies.budget import first_call, operator_modules
+from strategies.budget.eager import first_call
+from strategies.budget.export import operator_modules
 from strategies.regions import blocks
 from strategies.written.file_text import BlockRules
 from strategies.written.heavy_operators import HeavyOperator, rules_for

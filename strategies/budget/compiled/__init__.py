@@ -1,0 +1,1 @@
+"""Planned blocks in compiled graphs."""

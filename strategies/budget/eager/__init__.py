@@ -1,0 +1,1 @@
+"""Planned blocks in eager torch: operators on tapes, run again in backward."""

@@ -1,0 +1,589 @@
+"""The tape of one call of a block: which operators run, and what autograd saves of what they make."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
+from torch.utils._pytree import tree_map_only
+
+from strategies.base import StrategyError
+from strategies.budget.eager.contents import Content, Reading, TapedOperator
+from strategies.budget.eager.slice_ticket import Pause, SliceTicket
+from strategies.budget.plan import BlockPlan, Value, input_value
+from strategies.estimate.tensors import tensors_in
+from strategies.regions.drawn_numbers import DrawWatch, stash_of
+from strategies.regions.host_copies import HostLedger
+from strategies.regions.saved_tensors import Packed, kept, local_of
+from strategies.regions.versions import PLAIN, Version, version_of
+from strategies.step.before_blocks import signature_of
+from strategies.step.late_value import JustSaved, given
+from strategies.step.memory_layout import MemoryLayout, copied, dense_of
+from strategies.step.operator_facts import OperatorFacts, facts_of, fake_mode, is_numbered
+from strategies.step.operator_mode import OperatorMode
+
+_DETACH = torch.ops.aten.detach.default
+_CAST = "aten._to_copy.default"
+
+Address: TypeAlias = tuple[int, int]
+"""Operator that makes a storage, and number of the result."""
+
+
+class Beyond(Enum):
+    """What becomes of what autograd saves of operators that were not planned."""
+
+    REFUSED = auto()
+    RECOMPUTED = auto()
+    KEPT = auto()
+
+
+class StorageHome:
+    """A storage of a block's forward.
+
+    Attributes:
+        address: what makes it; `None` for one from outside of the block that does not wait on the host.
+        latest: what it holds.
+        tensors: tensors on it whose versions may count apart, where the plan keeps it or it is from outside.
+        tickets: what the graph holds for tensors on it.
+    """
+
+    __slots__ = ("_identity", "address", "latest", "tensors", "tickets")
+
+    def __init__(self, tensor: Tensor, dense: Tensor, latest: Content, address: Address | None) -> None:
+        self._identity = StorageWeakRef(dense.untyped_storage())  # no other storage gets its address
+        self.address, self.latest = address, latest
+        self.tensors: list[Tensor] = [tensor]
+        self.tickets: list[weakref.ref[SliceTicket]] = []
+        latest.memory = dense
+
+    def update_tickets(self) -> None:
+        """Let tickets stand for what it holds now, where autograd has counted no write since."""
+        for ticket in filter(None, (reference() for reference in self.tickets)):
+            ticket.follow(self.latest)
+
+    def read_later(self) -> Content | None:
+        """Let go of what it holds, and return it if it is read in backward."""
+        reference = weakref.ref(self.latest)
+        del self.latest
+        return reference()
+
+
+@dataclass(frozen=True, slots=True)
+class Fates:
+    """A block's plan, for a look at each operator.
+
+    Fields:
+        plan: the plan.
+        names: names of the operators that it names.
+        held: addresses of storages that are kept or offloaded.
+        on_host: addresses of those that are offloaded.
+        again: addresses of those that are made anew for each request.
+    """
+
+    plan: BlockPlan
+    names: Mapping[int, str]
+    held: frozenset[Address]
+    on_host: frozenset[Address]
+    again: frozenset[Address]
+
+    @classmethod
+    def of(cls, plan: BlockPlan) -> Fates:
+        """Return the fates that `plan` decides."""
+        return cls(
+            plan,
+            {each.operator: each.name for each in (*plan.keep, *plan.offload, *plan.recompute, *plan.again)},
+            frozenset(map(_address, (*plan.keep, *plan.offload))),
+            frozenset(map(_address, plan.offload)),
+            frozenset(map(_address, plan.again)).difference(map(_address, (*plan.keep, *plan.offload))),
+        )
+
+    def until(self, count: int) -> Fates:
+        """Return the fates of inputs and of what the first `count` operators make; the rest is recomputed."""
+        return Fates(
+            replace(self.plan, operators=0),
+            {},
+            frozenset(address for address in self.held if address[0] < count),
+            frozenset(address for address in self.on_host if address[0] < count),
+            frozenset(address for address in self.again if address[0] < count),
+        )
+
+
+class BlockTape(OperatorMode):
+    """Notes each operator of a block's forward, and gives tickets for what autograd saves.
+
+    Args:
+        fates: what is kept, and what waits on the host.
+        ledger: the host copies of the model.
+        region: who answers for their bytes.
+        beyond: what becomes of what autograd saves from the first operator on that was not planned.
+
+    Attributes:
+        is_as_planned: whether forward has had the planned operators.
+    """
+
+    def __init__(
+        self, fates: Fates, ledger: HostLedger, region: Any, *, beyond: Beyond = Beyond.REFUSED
+    ) -> None:
+        super().__init__()
+        self._fates, self._ledger, self._region = fates, ledger, region
+        self._beyond = beyond
+        self.is_as_planned = True
+        self._enclosing: Any = _hooks_around()
+        self._end_early: Callable[[], None] | None = None
+        self._handed_on: dict[int, int] = {}
+        self._seen: list[tuple[Tensor, int]] = []
+        self._is_before = self._is_idle = self._is_spoilt = False
+        self._skipped = 0
+        self._pause = Pause()
+        self._fakes = fake_mode()
+        self._count = 0
+        self._homes: dict[int, StorageHome] = {}
+        self._written_homes: list[StorageHome] = []
+        self._saved = JustSaved(_storage_of)
+
+    def offer(self, inputs: Iterable[Tensor]) -> None:
+        """Take over the inputs of the block that wait on the host; call it before the block runs."""
+        for number, tensor in enumerate(inputs):
+            address = _address(input_value(number))
+            dense = dense_of(tensor) if address in self._fates.on_host else None
+            if dense is not None:
+                self._homes[identity_of(dense)] = StorageHome(tensor, dense, Content(None), address)
+
+    def pause(self, results: Iterable[Tensor], end_early: Callable[[], None]) -> None:
+        """Wait for the next module of the call.
+
+        Args:
+            results: what the module before it has returned.
+            end_early: ends the call, if backward asks for something of it before.
+        """
+        self._end_early = end_early
+        self._handed_on = {}
+        for tensor in results:
+            home = self._homes.get(_storage_of(tensor) or 0)
+            if home is not None and not self._stays(home):
+                self._handed_on[_storage_of(tensor) or 0] = tensor._version  # noqa: SLF001 (as autograd counts it)
+        outside = (each for home in self._homes.values() if home.address is None for each in home.tensors)
+        self._seen = [(each.detach(), each._version) for each in outside]  # noqa: SLF001 (as above)
+
+    def resume(self, inputs: Iterable[Tensor]) -> None:
+        """Go on with the next module of the call; call it before the module runs.
+
+        Raises:
+            StrategyError: what the module before it has made was written to since.
+        """
+        self._end_early = None
+        self._enclosing = _hooks_around()
+        self._require_unwritten()
+        for tensor in inputs:
+            version = self._handed_on.get(_storage_of(tensor) or 0)
+            if version not in {None, tensor._version}:  # noqa: SLF001 (as above)
+                fqn = self._fates.plan.fqn
+                problem = f"an input of {fqn!r} was written to in place after its plan had seen it made"
+                raise StrategyError("ac", f"{problem}, so that it cannot be made again; write to a copy")
+        self._handed_on = {}
+
+    def _require_unwritten(self) -> None:
+        """See that what a module has read is as it was when it ended.
+
+        Raises:
+            StrategyError: it was written to since.
+        """
+        read, self._seen = self._seen, []
+        if any(tensor._version != version for tensor, version in read):  # noqa: SLF001 (as above)
+            problem = (
+                f"what a module of {self._fates.plan.fqn!r} has read was written to in place before the next"
+            )
+            raise StrategyError("ac", f"{problem}, so that it cannot be made again; write to a copy")
+
+    def begin_before(self) -> None:
+        """Follow the operators before the block, until `reach` ends it."""
+        self._is_before = True
+        self.__enter__()
+
+    def reach(self, module: nn.Module, inputs: Iterable[Tensor], beyond: Beyond) -> bool:
+        """Go on with the block itself; say whether all was as planned before it.
+
+        Args:
+            module: the block.
+            inputs: what it is called with.
+            beyond: what becomes of operators of the block that were not planned.
+        """
+        del module
+        if not self.end_before() or self._is_spoilt or self._count != len(self._fates.plan.before):
+            return False
+        homes = (self._homes.get(_storage_of(each) or 0) for each in inputs)
+        if all(home is None or home.address is None for home in homes):
+            return False
+        self._beyond = beyond
+        self._enclosing = _hooks_around()
+        return True
+
+    def end_before(self) -> bool:
+        """Follow no operators before the block any more; say whether all were as planned."""
+        if not self._is_before:
+            return False
+        if _get_current_dispatch_mode() is not self:
+            self._is_idle = True  # until a mode of somebody else has ended
+            return False
+        self._is_before = False
+        self.__exit__(None, None, None)
+        return not self._is_idle
+
+    def hand_on(self, results: Iterable[Tensor]) -> None:
+        """Take note of the results of the block: nobody makes them again."""
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run `func` and note it."""
+        if not self._pause.is_on:
+            self._saved.before(func, args)
+        if self._pause.is_on or not is_numbered(func, self._fakes):
+            result = func(*args, **kwargs)
+            if func is _DETACH and not self._pause.is_on:
+                self._follow(result)
+            return result
+        facts = facts_of(func)
+        if self._is_idle:
+            return func(*args, **kwargs)
+        if self._is_before and self._passes(facts, (args, kwargs)):
+            changed = map(_storage_of, tensors_in(list(facts.written(args, kwargs))))
+            self._is_spoilt |= any(each in self._homes for each in changed)
+            return func(*args, **kwargs)
+        self._require_planned(facts)
+        written = self._written(facts, args, kwargs) if facts.writes else []
+        is_held = self._is_held(facts, written)
+        noted = _aliases if facts.is_collective else _itself
+        readings = ([], {}) if is_held else map(self._read, noted((args, kwargs)))
+        operator = TapedOperator(self._count, facts.name, func, *readings)
+        operator.is_collective = facts.is_collective
+        self._count += 1
+        if facts.draws(args, kwargs) and not is_held:
+            operator.stash = stash_of(args, kwargs)
+        for home in written:
+            self._write(None if is_held else operator, facts, home, written)
+        watch = DrawWatch(args, kwargs) if facts.is_untagged and not is_held and self._fakes is None else None
+        result = func(*args, **kwargs)
+        if watch is not None:
+            operator.stash = watch.stash()
+        self._take(operator, facts, noted(result))
+        if not is_held and (operator.has_made or self._has_inner(written)):
+            operator.note_readings()
+        return result
+
+    def _passes(self, facts: OperatorFacts, operands: Any) -> bool:
+        """Say whether an operator before the block is none of the plan's."""
+        before = self._fates.plan.before
+        if self._count == len(before) or signature_of(facts.name, operands) != before[self._count].signature:
+            return True
+        self._skipped += 1
+        if self._skipped <= before[self._count].skips:
+            return True
+        self._skipped = 0
+        return False
+
+    def pack(self, saved: Tensor) -> Packed:
+        """Return what the graph holds for `saved`."""
+        dense = dense_of(saved)
+        home = None if dense is None else self._homes.get(identity_of(dense))
+        if dense is None or home is None or home.address is None or self._keeps_all:
+            with self._pause:
+                return self._packed_around(saved)
+        if type(saved) in PLAIN:
+            version = version_of(saved)
+        else:
+            with self._pause:
+                version = version_of(saved)
+        layout = MemoryLayout.of(saved, dense)
+        ticket = SliceTicket(home.latest, layout, version, self._pause)
+        home.tickets.append(weakref.ref(ticket))
+        if home.address >= (len(self._fates.plan.before), 0):
+            self._saved.add(ticket, identity_of(dense), layout)
+        return self._redeemer(ticket, saved.device)
+
+    def _redeemer(self, ticket: SliceTicket, device: torch.device) -> Packed:
+        """Return what redeems a ticket for a value on `device`."""
+        return partial(self._give, ticket, device)
+
+    def _give(self, ticket: SliceTicket, device: torch.device) -> Tensor:
+        """Return what backward gets for a ticket."""
+        if self._end_early is not None:
+            self._end_early()
+        if not ticket.is_late:
+            return self._redeem(ticket)
+        return given(partial(self._redeem, ticket), ticket.layout, device)
+
+    def _redeem(self, ticket: SliceTicket) -> Tensor:
+        return ticket.redeem()
+
+    @property
+    def _keeps_all(self) -> bool:
+        return self._beyond is Beyond.KEPT and not self.is_as_planned
+
+    def finish(self) -> None:
+        """Let go of everything but what tickets need.
+
+        Raises:
+            StrategyError: forward was not the planned one.
+        """
+        problem = self._end_of_plan() if self.is_as_planned else None
+        if problem is not None:
+            self._leave_plan(problem)
+        for home in self._written_homes:
+            home.update_tickets()
+        self._written_homes = []
+        homes = [home for home in self._homes.values() if self._is_held_home(home)]
+        self._homes = {}
+        for home in homes:
+            self._settle(home)
+
+    def finish_early(self) -> None:
+        """Finish a call that has not come to all of its modules."""
+        self._end_early = None
+        self._require_unwritten()
+        self._beyond = Beyond.RECOMPUTED
+        with torch.no_grad(), self._pause:
+            self.finish()
+
+    def close(self) -> None:
+        """Hold nothing more: the graph holds `pack`."""
+        self._homes = {}
+        self._written_homes = []
+        self._saved.clear()
+        self._enclosing = None
+
+    def _follow(self, detached: Tensor) -> None:
+        """Note a tensor with a version of its own, such as factories of Python return."""
+        dense = dense_of(detached)
+        home = None if dense is None else self._homes.get(identity_of(dense))
+        if home is not None and home.address in self._fates.held:
+            home.tensors.append(detached)
+
+    def _require_planned(self, facts: OperatorFacts) -> None:
+        """See that the operator that runs now is the planned one.
+
+        Raises:
+            StrategyError: it must be and is not, or it cannot be followed.
+        """
+        planned = self._fates.names.get(self._count)
+        if planned is not None and planned != facts.name:
+            self._leave_plan(
+                f"operator {self._count} is {facts.name} and was {planned}{_of_autocast(planned)}"
+            )
+        if facts.moves_memory:
+            problem = "moves memory between tensors, which no plan follows"
+            raise StrategyError("ac", f"{facts.name} in {self._fates.plan.fqn!r} {problem}")
+
+    def _read(self, value: Any) -> Any:
+        """Return arguments with readings in place of tensors."""
+        if isinstance(value, Tensor):
+            dense = dense_of(value)
+            if dense is None:
+                return value.detach()  # held as it is: nothing is known of its memory
+            return Reading(self._home(value, dense).latest, MemoryLayout.of(value, dense))
+        if isinstance(value, dict):
+            return {name: self._read(each) for name, each in value.items()}
+        return [self._read(each) for each in value] if isinstance(value, list | tuple) else value
+
+    def _home(self, tensor: Tensor, dense: Tensor) -> StorageHome:
+        key = identity_of(dense)
+        home = self._homes.get(key)
+        if home is None:
+            home = self._homes[key] = StorageHome(tensor, dense, Content(None), None)
+        return home
+
+    def _written(
+        self, facts: OperatorFacts, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[StorageHome]:
+        """Return the storages that an operator writes to."""
+        found: dict[int, StorageHome] = {}
+        for tensor in tensors_in(list(facts.written(args, kwargs))):
+            dense = dense_of(tensor)
+            if dense is None:
+                kind = type(tensor).__name__
+                raise StrategyError(
+                    "ac",
+                    f"{facts.name} in {self._fates.plan.fqn!r} writes to a {kind}, which no plan follows",
+                )
+            found[identity_of(dense)] = self._home(tensor, dense)
+        return list(found.values())
+
+    def _is_held(self, facts: OperatorFacts, written: Iterable[StorageHome]) -> bool:
+        """Say whether all that the operator that runs now makes or writes to is kept or waits on the host."""
+        held = self._fates.held
+        for result in range(facts.makes):
+            if (self._count, result) not in held:
+                return False
+        return not facts.makes_list and all(home.address in held for home in written)
+
+    def _has_inner(self, written: Iterable[StorageHome]) -> bool:
+        """Say whether one of the storages is made again where it is needed."""
+        return any(not self._stays(home) for home in written)
+
+    def _has_results(self, facts: OperatorFacts, written: Iterable[StorageHome]) -> bool:
+        """Say whether an operator may have something to make again."""
+        return bool(facts.makes) or self._has_inner(written)
+
+    def _stays(self, home: StorageHome) -> bool:
+        """Say whether a storage is never made again: it is from outside, kept or offloaded."""
+        return home.address is None or home.address in self._fates.held
+
+    def _write(
+        self,
+        operator: TapedOperator | None,
+        facts: OperatorFacts,
+        home: StorageHome,
+        written: Iterable[StorageHome],
+    ) -> None:
+        """Begin another content, before an operator writes to a storage; copy an older one that is read.
+
+        Args:
+            operator: what may run again; `None` where all that it writes to is held.
+            facts: what is known of it.
+            home: the storage.
+            written: all that it writes to.
+        """
+        self._written_homes.append(home)
+        older = home.latest
+        older.is_past = True
+        newer = home.latest = Content(None if self._stays(home) else operator)
+        newer.memory, older.memory = older.memory, None
+        if operator is not None:
+            operator.writes(older, newer)
+        if newer.memory is None:
+            return
+        runs_again = operator is not None and self._has_results(facts, written)
+        if older.readings or (runs_again and not facts.is_untold):
+            older.memory = copied(newer.memory)
+        elif facts.is_untold:
+            older.fetch = partial(copied, newer.memory)  # the operator may write to it once more
+
+    def _take(self, operator: TapedOperator, facts: OperatorFacts, result: Any) -> None:
+        """Note the storages that an operator has made."""
+        for number, tensor in enumerate(tensors_in(result)):
+            dense = dense_of(tensor)
+            if dense is None:
+                continue
+            home = self._homes.get(identity_of(dense))
+            if home is None:
+                self._make(operator, number, tensor, dense)
+            elif facts.is_fresh:  # a mode below has run it in place
+                self._written_homes.append(home)
+                older, home.latest = home.latest, Content(operator)
+                older.is_past = True
+                home.latest.memory, older.memory = older.memory, None
+                operator.makes(number, home.latest)
+
+    def _make(self, operator: TapedOperator, number: int, tensor: Tensor, dense: Tensor) -> None:
+        content, address = Content(operator), (operator.number, number)
+        content.is_fleeting = address in self._fates.again
+        operator.makes(number, content)
+        home = self._homes[identity_of(dense)] = StorageHome(tensor, dense, content, address)
+        if address not in self._fates.held:
+            home.tensors, content.memory = [], None
+
+    def _packed_around(self, saved: Tensor) -> Packed:
+        """Return `saved` packed by the hooks around the block."""
+        if self._enclosing is None:
+            return kept(saved)
+        pack, unpack = self._enclosing
+        return partial(unpack, pack(saved))
+
+    def _is_held_home(self, home: StorageHome) -> bool:
+        """Say whether a storage stays; nothing makes it again then."""
+        if home.address in self._fates.held:
+            home.latest.maker = None
+            return True
+        return home.address is None
+
+    def _settle(self, home: StorageHome) -> None:
+        """Hold a storage for those that read it in backward."""
+        content = home.read_later()
+        if content is None:
+            return
+        tensors = [
+            each.detach() for each in home.tensors
+        ]  # shares its version; one with a graph is never freed
+        tensor = tensors[0]
+        local = local_of(tensor)
+        if local is None:  # on the meta device
+            local = dense_of(tensor)
+        content.memory = local
+        content.versions = tuple(
+            Version(counter=each, expected=each._version)  # noqa: SLF001 (as autograd checks it)
+            for each in tensors
+        )
+        if home.address in self._fates.on_host and local is not None:
+            content.versions = tuple(map(version_of, tensors))
+            copy = self._ledger.copy_of(local, content.versions[0], self._region)
+            content.memory, content.on_host = None, partial(self._ledger.taken, copy)
+
+    def _end_of_plan(self) -> str | None:
+        """Return how a forward that ends here is not the planned one; `None` where it is."""
+        plan = self._fates.plan
+        if plan.operators and self._count != plan.operators:
+            return f"its forward has {self._count} operators and had {plan.operators}"
+        made = {home.address for home in self._homes.values()}
+        missing = (value for value in (*plan.keep, *plan.offload) if _address(value) not in made)
+        return next((f"its forward has no {value}" for value in missing), None)
+
+    def _leave_plan(self, problem: str) -> None:
+        """Keep what was kept so far, and of what follows all or nothing.
+
+        Raises:
+            StrategyError: forward must be the planned one.
+        """
+        if self._beyond is Beyond.REFUSED:
+            remedy = "a plan is for one forward; plan a step with data (Budget.write_plan), or use ac=nested"
+            raise StrategyError(
+                "ac", f"{self._fates.plan.fqn!r} is not as it was planned: {problem}; {remedy}"
+            )
+        self.is_as_planned = False
+        self._fates = self._fates.until(self._count)
+
+
+def _hooks_around() -> Any:
+    """Return what packs and unpacks saved tensors here, `None` where nothing does."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001 (no public way)
+
+
+def _aliases(values: Any) -> Any:
+    """Return `values` on tensors of their own: who holds a collective's says whether gloo is done."""
+    with _disable_current_modes(), torch.no_grad():
+        return tree_map_only(Tensor, torch.Tensor.detach, values)
+
+
+def _itself(values: Any) -> Any:
+    return values
+
+
+def _of_autocast(planned: str) -> str:
+    """Return why a cast of a weight may be missing."""
+    if planned != _CAST or not torch.is_autocast_cache_enabled():
+        return ""
+    remedy = "use a scope for each, or cache_enabled=False"
+    return f"; autocast casts a weight once for all forwards of its scope: {remedy}"
+
+
+def _storage_of(tensor: Tensor) -> int | None:
+    """Return the identity of a tensor's storage; `None` without one, as of a wrapper of `torch.func`."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # noqa: SLF001 (no public way)
+        return None
+    dense = dense_of(tensor)
+    return None if dense is None else identity_of(dense)
+
+
+def identity_of(dense: Tensor) -> int:
+    """Return the number of the storage of a dense tensor."""
+    identity: int = dense.untyped_storage()._cdata  # noqa: SLF001 (the identity that storages have)
+    return identity
+
+
+def _address(value: Value) -> Address:
+    return value.operator, value.result

@@ -1,0 +1,385 @@
+"""What a tape of operators consists of: contents of storages, and the operators that make them.
+
+A content refers to the operator that makes it, and an operator to the contents that it reads, so that Python
+itself counts readers: a content that no ticket and no waiting operator reads is gone, and its memory with it.
+A content that is *fleeting* never gets a memory: for each request another content stands in for it, which a
+copy of its maker fills. So the maker, and what it reads, lives until nobody asks for the content any more.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from strategies.base import StrategyError
+from strategies.estimate.recomputing import recomputing
+from strategies.estimate.tensors import tensors_in
+from strategies.regions.drawn_numbers import Stash
+from strategies.regions.saved_tensors import local_of
+from strategies.regions.versions import Version
+from strategies.step.memory_layout import MemoryLayout, copied
+
+
+class Content:
+    """What a storage holds between two writes.
+
+    Attributes:
+        maker: operator that makes it and has not run again; `None` where there is none.
+        memory: dense tensor on the storage; `None` until it is there.
+        versions: states of tensors on the storage when forward ended; none of what is made again.
+        on_host: brings the memory back from the host.
+        fetch: copies the memory from where the latest content of the storage lies.
+        is_past: forward has written to the storage since.
+        is_fleeting: it is made anew for each request that needs it.
+        readings: how often operators that may run again read it in forward.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "fetch",
+        "is_fleeting",
+        "is_past",
+        "maker",
+        "memory",
+        "on_host",
+        "readings",
+        "versions",
+    )
+
+    def __init__(self, maker: TapedOperator | None, memory: Tensor | None = None) -> None:
+        self.maker = maker
+        self.memory = memory
+        self.versions: tuple[Version, ...] = ()
+        self.on_host: Callable[[], Tensor] | None = None
+        self.fetch: Callable[[], Tensor] | None = None
+        self.is_past = False
+        self.is_fleeting = False
+        self.readings = 0
+
+    def is_at_hand(self) -> bool:
+        """Say whether the memory is there, or waits on the host."""
+        if self.fetch is not None:
+            self.memory, self.fetch = self.fetch(), None
+        return self.memory is not None or self.on_host is not None
+
+    def on_device(self) -> Tensor:
+        """Return the memory, which comes back from the host now where it waits there."""
+        if self.on_host is not None:
+            self.memory, self.on_host = self.on_host(), None
+        assert self.memory is not None, "its maker has run"
+        return self.memory
+
+    def fill(self, memory: Tensor) -> None:
+        """Take what the maker has made."""
+        self.memory, self.maker = memory, None
+
+    def refuse_change(self, reader: TapedOperator) -> None:
+        """Refuse to let `reader` run where the storage was written to after forward.
+
+        Raises:
+            StrategyError: naming both.
+        """
+        if any(version.is_past() for version in self.versions):
+            what = "value on the host" if self.memory is None else _described(self.memory)
+            problem = f"{reader.name} reads a {what} that was changed in place after forward"
+            raise StrategyError(
+                "ac.plan",
+                f"{problem}, so that it cannot run again; change it after backward, or change a copy",
+            )
+
+
+class Reading:
+    """An argument of an operator: a content, and where in it the tensor lies."""
+
+    __slots__ = ("_layout", "_memory", "content")
+
+    def __init__(self, content: Content, layout: MemoryLayout) -> None:
+        self.content: Content | None = content
+        self._layout = layout
+        self._memory: Tensor | None = None
+
+    def for_request(self, stand_ins: dict[Content, Content]) -> Content | None:
+        """Return what is read in a request: its content, or what stands in for it."""
+        if self.content is not None and self.content.is_fleeting:
+            return stand_ins.setdefault(self.content, Content(None))
+        return self.content
+
+    def repeated(self, stand_ins: dict[Content, Content]) -> Reading:
+        """Return the same argument of a copy of the operator."""
+        content = self.for_request(stand_ins)
+        assert content is not None, "its operator has not run"
+        return Reading(content, self._layout)
+
+    def let_go(self) -> None:
+        """Hold the memory in place of the content, whose other readers hold it."""
+        assert self.content is not None
+        self._memory, self.content = self.content.on_device(), None
+
+    def takes_copy(self, others: Iterable[Reading]) -> None:
+        """Read a copy of the memory; so do those of `others` that read the same."""
+        whole = self._memory
+        copy = copied(self.memory)
+        for each in others:
+            if each._memory is whole:  # noqa: SLF001 (of its own class)
+                each._memory = copy  # noqa: SLF001
+
+    @property
+    def memory(self) -> Tensor:
+        """The memory that it holds."""
+        assert self._memory is not None, "it has let go"
+        return self._memory
+
+    def tensor(self) -> Tensor:
+        """Return the argument."""
+        return self._layout.on(self.memory if self.content is None else self.content.on_device())
+
+    def tensor_on(self, memory: Tensor) -> Tensor:
+        """Return the argument on another memory of the same content."""
+        return self._layout.on(memory)
+
+
+class TapedOperator:
+    """An operator of a block's forward, which runs at most once more; copies of it run for what is fleeting.
+
+    Attributes:
+        number: ordinal among the operators of the forward.
+        name: its name and overload.
+        stash: puts back the random numbers that it drew.
+        is_with_grad: gradients were on in forward: recurrent layers make more for backward then.
+        is_collective: its results must be waited for.
+    """
+
+    __slots__ = (
+        "_args",
+        "_function",
+        "_kwargs",
+        "_made",
+        "_written",
+        "is_collective",
+        "is_with_grad",
+        "name",
+        "number",
+        "stash",
+    )
+
+    def __init__(
+        self, number: int, name: str, function: Any, args: list[Any], kwargs: dict[str, Any]
+    ) -> None:
+        self.number, self.name = number, name
+        self._function, self._args, self._kwargs = function, args, kwargs
+        self.stash: Stash | None = None
+        self.is_with_grad = torch.is_grad_enabled()
+        self.is_collective = False
+        self._made: list[tuple[int, weakref.ref[Content]]] = []
+        self._written: list[tuple[Reading, weakref.ref[Content]]] = []
+
+    def readings(self) -> Iterator[Reading]:
+        """Yield what it reads."""
+        yield from _readings(self._args)
+        yield from _readings(self._kwargs)
+
+    def makes(self, result: int, content: Content) -> None:
+        """Take note that its result of that number lies on a storage of its own."""
+        self._made.append((result, weakref.ref(content)))
+
+    @property
+    def has_made(self) -> bool:
+        """Whether a result of it lies on a storage of its own."""
+        return bool(self._made)
+
+    def for_request(self, stand_ins: dict[Content, Content]) -> TapedOperator:
+        """Return what runs in a request: the operator, or a copy where it makes what is fleeting.
+
+        Args:
+            stand_ins: contents for this request alone, by those for which they stand in.
+        """
+        contents = [(result, content) for result, each in self._made if (content := each()) is not None]
+        if not any(content.is_fleeting for _, content in contents):
+            for reading in self.readings():
+                reading.content = reading.for_request(stand_ins)
+            return self
+        args, kwargs = (_repeated(each, stand_ins) for each in (self._args, self._kwargs))
+        copy = TapedOperator(self.number, self.name, self._function, args, kwargs)
+        copy.is_with_grad, copy.is_collective = self.is_with_grad, self.is_collective
+        copy.stash = self.stash
+        for result, content in contents:
+            made = stand_ins.get(content) if content.is_fleeting else content
+            if made is not None and made.maker in {None, self} and made.memory is None:
+                made.maker = copy
+                copy.makes(result, made)
+        return copy
+
+    def note_readings(self) -> None:
+        """Take note that it may run again, and reads what it has read once more."""
+        for reading in self.readings():
+            if reading.content is not None:
+                reading.content.readings += 1
+
+    def writes(self, older: Content, newer: Content) -> None:
+        """Take note that it writes to what it reads."""
+        reading = next(each for each in self.readings() if each.content is older)
+        self._written.append((reading, weakref.ref(newer)))
+
+    def run(self) -> None:
+        """Run again, and fill what it makes; what it alone has read is gone then."""
+        readings = list(self.readings())
+        shared = [(reading, weakref.ref(reading.content)) for reading, _ in self._written if reading.content]
+        for reading in readings:
+            reading.let_go()
+        for reading, content in shared:
+            if content() is not None:  # others read what it was
+                reading.takes_copy(readings)
+        args, kwargs = _given(self._args, Reading.tensor), _given(self._kwargs, Reading.tensor)
+        self._args, self._kwargs = [], {}
+        del readings, shared
+        self._fill(self._call(args, kwargs))
+
+    def rehearse(self, passing: frozenset[int]) -> Iterator[tuple[Content, Tensor]]:
+        """Run again, and run once more later; yield what it has made, and what it has written.
+
+        Args:
+            passing: identities of contents that it may write to: nobody reads them afterwards.
+        """
+        older = [reading.content for reading, _ in self._written if reading.content]
+        copies = {id(each): copied(each.on_device()) for each in older if id(each) not in passing}
+
+        def tensor_of(reading: Reading) -> Tensor:
+            copy = copies.get(id(reading.content))
+            return reading.tensor() if copy is None else reading.tensor_on(copy)
+
+        written = [
+            (reference, copies.get(id(reading.content), reading.content.memory))
+            for reading, reference in self._written
+            if reading.content
+        ]
+        result = self._call(_given(self._args, tensor_of), _given(self._kwargs, tensor_of))
+        results = list(tensors_in(result))
+        made = [(reference, self._dense(results[number])) for number, reference in self._made]
+        for reference, memory in (*made, *written):
+            content = reference()
+            if content is not None and content.maker is self and memory is not None:
+                yield content, memory
+
+    def _call(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Run the operator.
+
+        Random numbers are drawn from the state of forward, and the present one is put back.
+        """
+        put_back = _nothing if self.stash is None else self.stash()
+        try:
+            with nullcontext() if self.is_with_grad else torch.no_grad():
+                return self._function(*args, **kwargs)
+        finally:
+            put_back()
+
+    def _fill(self, result: Any) -> None:
+        """Give what a second run made, or wrote, to those of its results that still lack their content."""
+        results = list(tensors_in(result))
+        for number, reference in self._made:
+            content = reference()
+            if content is not None and content.maker is self:
+                content.fill(self._dense(results[number]))
+        for reading, reference in self._written:
+            content = reference()
+            if content is not None and content.maker is self:
+                content.fill(reading.memory)
+        self._made, self._written = [], []
+
+    def _dense(self, result: Tensor) -> Tensor:
+        if self.is_collective:
+            result = torch.ops._c10d_functional.wait_tensor(result)  # noqa: SLF001 (its name)
+        local = local_of(result)
+        assert local is not None, "it had a storage in forward"
+        return local
+
+
+def compute(asked: list[Content]) -> Tensor:
+    """Return the memory of a content, having run what it still needs, in the order of forward.
+
+    Args:
+        asked: the content, which nobody holds beside those that ask for it later.
+
+    Raises:
+        RuntimeError: something that is read was changed since forward.
+    """
+    content = asked.pop()
+    if not content.is_at_hand():
+        waiting: dict[int, TapedOperator] = {}
+        _collect(content, waiting)
+        content = _for_request(content, waiting)
+        with recomputing(), below_autograd():
+            for number in sorted(waiting):
+                waiting.pop(number).run()
+    return content.on_device()
+
+
+@contextmanager
+def below_autograd() -> Iterator[None]:
+    """Run operators where a tape sees them, below autocast and autograd, and with gradients on."""
+    with torch._C._DisableAutocast(), torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():  # noqa: SLF001 (no public way)
+        yield
+
+
+def _collect(content: Content, waiting: dict[int, TapedOperator]) -> None:
+    """Note the operators that `content` still needs, and see that all else is there."""
+    stack: list[tuple[Content, TapedOperator | None]] = [(content, None)]
+    while stack:
+        each, reader = stack.pop()
+        if each.is_at_hand():
+            if reader is not None:
+                each.refuse_change(reader)
+            continue
+        maker = each.maker
+        assert maker is not None, "a content is there, or something makes it"
+        if maker.number not in waiting:
+            waiting[maker.number] = maker
+            stack.extend((reading.content, maker) for reading in maker.readings() if reading.content)
+
+
+def _for_request(content: Content, waiting: dict[int, TapedOperator]) -> Content:
+    """Let what runs make and read contents of this request, not fleeting ones; return the one asked for."""
+    stand_ins: dict[Content, Content] = {}
+    if content.is_fleeting:
+        content = stand_ins.setdefault(content, Content(None))
+    for number in sorted(waiting, reverse=True):  # readers tell which contents their makers are to fill
+        waiting[number] = waiting[number].for_request(stand_ins)
+    return content
+
+
+def _repeated(value: Any, stand_ins: dict[Content, Content]) -> Any:
+    """Return arguments with readings of their own."""
+    if type(value) is Reading:
+        return value.repeated(stand_ins)
+    if isinstance(value, dict):
+        return {name: _repeated(each, stand_ins) for name, each in value.items()}
+    return [_repeated(each, stand_ins) for each in value] if type(value) in {list, tuple} else value
+
+
+def _readings(values: Any) -> Iterator[Reading]:
+    for value in values.values() if isinstance(values, dict) else values:
+        if type(value) is Reading:
+            yield value
+        elif isinstance(value, list | tuple | dict):
+            yield from _readings(value)
+
+
+def _given(value: Any, tensor_of: Callable[[Reading], Tensor]) -> Any:
+    """Return arguments with the tensors that they read."""
+    if type(value) is Reading:
+        return tensor_of(value)
+    if isinstance(value, dict):
+        return {name: _given(each, tensor_of) for name, each in value.items()}
+    return [_given(each, tensor_of) for each in value] if type(value) in {list, tuple} else value
+
+
+def _nothing() -> None:
+    pass
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} tensor of {list(tensor.shape)}"

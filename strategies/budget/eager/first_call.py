@@ -1,0 +1,285 @@
+"""The region around a model that plans itself when it is first called to train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_flatten, tree_leaves
+
+from strategies.base import Observation, RunnableStep, StrategyError
+from strategies.budget.eager import carrying_out
+from strategies.budget.eager.planned_block import refuse_compiled
+from strategies.budget.plan import Plan
+from strategies.estimate.liveness import storage_bytes
+from strategies.regions.blocks import Chunked, ModelModules, plain_named_modules
+from strategies.regions.region import Region
+from strategies.regions.rewind import python_state_kept
+from strategies.regions.torch_facts import parameter_groups
+from strategies.step.call_sizes import difference, input_sizes
+from strategies.step.operator_mode import OperatorMode
+from strategies.step.sizes import TensorSize
+from strategies.tracing.following import as_with_data
+from strategies.tracing.module_state import restored_generators
+from strategies.tracing.shadow import Shadow, device_of, shadowed
+from strategies.tracing.without_data import models_errors
+
+_FOLLOWED = "the first call plans on tensors without memory, on which the model raises"
+_REMEDY = "write a plan of a step by Budget.write_plan and give it as ac.plan_file, as trials do"
+_COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
+"""Namespaces of the operators that ranks run together."""
+
+
+class PlansSteps(Protocol):
+    """What makes the plan of a step."""
+
+    def plan(self, step: RunnableStep) -> Plan:
+        """Return the plan."""
+
+    def blocks_of(self, model: nn.Module) -> dict[str, nn.Module]:
+        """Return the blocks that a plan decides about, by plain FQN."""
+
+    def modules_of(self, model: nn.Module) -> ModelModules:
+        """Return all that a plan may decide about."""
+
+
+class _Made(NamedTuple):
+    """A plan with what it was made for.
+
+    Fields:
+        sizes: sizes of the inputs of the call.
+        plan: the plan.
+        call_bytes: most bytes that one call of the model holds: its peak less parameters, buffers and inputs.
+    """
+
+    sizes: tuple[TensorSize, ...]
+    plan: Plan
+    call_bytes: int
+
+
+class _Awaited:
+    """A call of the model whose backward has not run; lives as long as its graph waits."""
+
+
+class _InFlight:
+    """The calls of a model that wait for backward. A copy of the model has none."""
+
+    def __init__(self) -> None:
+        self._calls: list[ref[_Awaited]] = []
+
+    def __len__(self) -> int:
+        self._calls = [call for call in self._calls if call() is not None]
+        return len(self._calls)
+
+    def add(self, call: _Awaited) -> None:
+        """Count a call as long as it lives."""
+        self._calls.append(ref(call))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _InFlight:
+        return _InFlight()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _InFlight, ()
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class PlansAtFirstCall:
+    """A region that plans on tensors without memory, for a step whose loss is the sum of the outputs.
+
+    It plans anew where inputs are larger than any that it has planned for, so that the budget is kept. Its
+    plans are for one call of the model: a further one, before backward of the first, needs room of its own.
+
+    Fields:
+        budget: makes the plan.
+        plan: the plan; `None` until the model was called to train.
+        inner: region of the plan around the same module.
+    """
+
+    budget: PlansSteps
+    plan: Plan | None = None
+    inner: Region | None = None
+    _plans: list[_Made] = field(default_factory=list)
+    _awaited: _InFlight = field(default_factory=_InFlight)
+
+    def __call__(
+        self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return `body(*args, **kwargs)`, with the plan on the blocks of `module`.
+
+        Raises:
+            StrategyError: `module` is compiled, tensor parallel or in chunks, cannot be followed without
+                data, has no plan, or so many of its calls wait for backward that the budget may be exceeded.
+        """
+        if not torch.is_grad_enabled():
+            return self._run(module, body, args, kwargs)
+        refuse_compiled("", module)
+        made = self._made_for(module, args, kwargs)
+        self._refuse_in_flight(made)
+        if made.plan is not self.plan:
+            carrying_out.enclose(made.plan, self.budget.modules_of(module))
+            self.plan = made.plan
+        results = self._run(module, body, args, kwargs)
+        self._await_backward(results)
+        return results
+
+    def _run(
+        self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        return body(*args, **kwargs) if self.inner is None else self.inner(module, body, args, kwargs)
+
+    def _await_backward(self, results: Any) -> None:
+        """Count a call as waiting until backward has run through all its results, or their graph is gone."""
+        call = _Awaited()
+        nodes = {leaf.grad_fn for leaf in tree_leaves(results) if isinstance(leaf, Tensor)}
+        for node in nodes - {None}:
+            assert node is not None
+            node.register_hook(partial(_has_run, [call]))
+        self._awaited.add(call)
+
+    def _refuse_in_flight(self, made: _Made) -> None:
+        """Refuse a call that may exceed the budget beside those that wait for backward.
+
+        Raises:
+            StrategyError: with their number, and the bytes that they may need.
+        """
+        waiting = len(self._awaited)
+        needed = made.plan.predicted_peak_bytes + waiting * made.call_bytes
+        if waiting and needed > made.plan.budget_bytes:
+            problem = (
+                f"{waiting + 1} calls of the model would wait for backward and may need {needed} bytes; "
+                f"the plan of the first call keeps {made.plan.budget_bytes} bytes for one"
+            )
+            raise StrategyError("ac", f"{problem}; run backward of a call before the next, or use ac=full")
+
+    def _made_for(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Made:
+        """Return the plan for the smallest known inputs that are at least as large as these."""
+        found = input_sizes(args, kwargs)
+        for known in self._plans:
+            if difference(known.sizes, found) is None:
+                return known
+        _refuse_tensor_parallel(module)
+        _refuse_chunked(module)
+        blocks = self.budget.blocks_of(module).values()
+        stays = python_state_kept(module, blocks, remedy=_REMEDY)
+        with models_errors(_FOLLOWED, _REMEDY), _own_gradients_stay(module), stays:
+            step = shadow_step(module, args, kwargs)
+            plan = copy_context().run(self.budget.plan, step)
+        made = _Made(found, plan, plan.predicted_peak_bytes - storage_bytes(step.standing))
+        self._plans.append(made)
+        return made
+
+    def observe(self) -> Observation:
+        """Return nothing: the blocks are observed."""
+        return Observation()
+
+
+def _has_run(holder: list[_Awaited], *_gradients: Any) -> None:
+    """Let a call go whose backward has begun; a hook of autograd's node."""
+    holder.clear()
+
+
+@contextmanager
+def _own_gradients_stay(model: nn.Module) -> Iterator[None]:
+    """Refuse a step without memory that reaches the parameters of `model` itself, and leave their gradients.
+
+    A `forward` that was set on a block after the plan was applied may hold the block, not its copy.
+    """
+    gradients = {fqn: (each, each.grad) for fqn, each in model.named_parameters()}
+    for parameter, _ in gradients.values():
+        parameter.grad = None
+    try:
+        yield
+        reached = next((fqn for fqn, (each, _) in gradients.items() if each.grad is not None), None)
+    finally:
+        for parameter, gradient in gradients.values():
+            parameter.grad = gradient
+    if reached is not None:
+        problem = f"the first call plans on tensors without memory, and a forward reaches {reached!r} itself"
+        raise StrategyError("ac", f"{problem}, as one that is set on an instance does; {_REMEDY}")
+
+
+def _refuse_tensor_parallel(model: nn.Module) -> None:
+    """Refuse parameters that stay shards in use: without memory there are no ranks to share them."""
+    gathered = set(_gathered_by_fsdp(model))
+    for fqn, parameter in model.named_parameters():
+        if isinstance(parameter, DTensor) and id(parameter) not in gathered:
+            problem = "is a DTensor of tensor parallelism, and the first call plans for whole tensors"
+            raise StrategyError("ac", f"{fqn!r} {problem}; {_REMEDY}")
+
+
+def _refuse_chunked(model: nn.Module) -> None:
+    """Refuse parts that run in chunks: a copy without memory has the forwards of the plain model."""
+    for fqn, module in plain_named_modules(model):
+        if isinstance(module, Chunked):
+            where = repr(fqn) if fqn else "the model"
+            problem = f"{where} runs in chunks, and the first call plans for the model without them"
+            raise StrategyError("ac", f"{problem}; {_REMEDY}")
+
+
+def _gathered_by_fsdp(model: nn.Module) -> Iterator[int]:
+    """Yield the `id` of each parameter that FSDP2 alone has sharded."""
+    for unit in model.modules():
+        if isinstance(unit, FSDPModule):
+            for group in parameter_groups(unit):
+                yield from (id(each.sharded_param) for each in group.fsdp_params if not each.is_dtensor)
+
+
+def shadow_step(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunnableStep:
+    """Return a step of `module` on these inputs, without memory; its loss is the sum of the outputs."""
+    device = device_of(tree_flatten((args, kwargs))[0])
+    shadow = Shadow.of(module).on(device)
+    given, named = shadowed(shadow, (args, kwargs), device)
+    tensors = [leaf for leaf in tree_leaves((given, named)) if isinstance(leaf, Tensor)]
+    return RunnableStep(
+        run=partial(_train_once, shadow.model, given, named),
+        model=shadow.model,
+        device=device,
+        standing=(*shadow.model.parameters(), *shadow.model.buffers(), *tensors),
+        around=partial(_followed, shadow),
+    )
+
+
+@contextmanager
+def _followed(shadow: Shadow) -> Iterator[None]:
+    assert shadow.mode is not None
+    # anomaly mode looks for NaN among values, which are not there
+    with (
+        restored_generators(),
+        torch.autograd.set_detect_anomaly(False),
+        shadow.mode,
+        as_with_data(),
+        _RefusesCollectives(),
+    ):
+        yield
+
+
+class _RefusesCollectives(OperatorMode):
+    """Refuses what ranks do together: on tensors without memory there are no other ranks."""
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what `func` returns.
+
+        Raises:
+            StrategyError: it is a collective.
+        """
+        if getattr(func, "namespace", "") in _COLLECTIVES:
+            problem = "the first call plans on tensors without memory, and the model runs the collective"
+            raise StrategyError("ac", f"{problem} {func}; {_REMEDY}")
+        return func(*args, **kwargs)
+
+
+def _train_once(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    model.zero_grad()
+    outputs = tree_leaves(model(*args, **kwargs))
+    results = [each for each in outputs if isinstance(each, Tensor) and each.requires_grad]
+    del outputs
+    torch.autograd.backward(results, [each.detach().new_ones(()).expand(each.shape) for each in results])

@@ -1,0 +1,334 @@
+"""The region of a planned block: what autograd saves of it is kept, moved, or made again by its operators."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from strategies.base import Observation, StrategyError
+from strategies.budget.eager.block_tape import Beyond, BlockTape, Fates
+from strategies.budget.eager.group_tape import Group
+from strategies.budget.plan import BlockPlan
+from strategies.estimate.tensors import tensors_in
+from strategies.regions.host_copies import HostLedger
+from strategies.regions.saved_tensors import Packed
+from strategies.step.call_sizes import (
+    OTHER_OPERATORS,
+    OTHERS_BEFORE,
+    difference,
+    input_share,
+    input_sizes,
+    parameter_sizes,
+    size_key,
+)
+from strategies.step.sizes import TensorSize
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class PlannedBlock:
+    """What the regions of one plan share: of a block and of what calls it, or of the plan's modules.
+
+    Fields:
+        plan: the plan.
+        ledger: the host copies of the model.
+        group: the group that the plan puts the block in.
+        is_of_other_size: whether what calls the block has got inputs for which its plan is not made.
+    """
+
+    plan: BlockPlan
+    ledger: HostLedger
+    group: Group | None = None
+    is_of_other_size: bool = False
+    _fates: Fates = field(init=False)
+    _open: BlockTape | None = None
+    _next: int = 0
+    _has_warned: bool = False
+
+    def __post_init__(self) -> None:
+        self._fates = Fates.of(self.plan)
+
+    @property
+    def last(self) -> int:
+        """The number of the last module."""
+        return max(len(self.plan.modules) - 1, 0)
+
+    def begun(
+        self,
+        region: Any,
+        module: nn.Module,
+        inputs: Iterable[Tensor],
+        beyond: Beyond,
+        *,
+        is_own: bool = False,
+    ) -> BlockTape:
+        """Return the tape of a call that begins with `module`, in place of one that has not ended.
+
+        Args:
+            region: what carries the plan out.
+            module: the module.
+            inputs: tensors that it is called with.
+            beyond: what becomes of operators that were not planned.
+            is_own: whether the operators before the block are none of the plan's.
+        """
+        self._end_early()
+        if self.plan.offload:
+            self.ledger.begin_forward()
+        fates = Fates.of(self.plan.parted()[1]) if is_own else self._fates
+        tape = (
+            BlockTape(fates, self.ledger, region, beyond=beyond)
+            if self.group is None
+            else self.group.tape(fates, self.ledger, region, module, beyond=beyond)
+        )
+        tape.offer(inputs)
+        return tape
+
+    @contextmanager
+    def followed(self, region: Any, module: nn.Module) -> Iterator[None]:
+        """Follow what `module` does inside the scope, before it calls the block."""
+        tape = self.begun(region, module, (), Beyond.REFUSED)
+        self._open, self._next = tape, 0
+        tape.begin_before()
+        try:
+            yield
+        finally:
+            tape.end_before()
+            if self._open is tape:
+                self._open = None
+                tape.close()
+
+    def reached(
+        self, region: Any, module: nn.Module, inputs: Iterable[Tensor], beyond: Beyond
+    ) -> BlockTape | None:
+        """Return the tape of a call that has come to the block; `None` where a compiled one has none.
+
+        If what ran before it was not as planned, the block follows its own part of the plan.
+        """
+        given = list(inputs)
+        tape, self._open = self._open, None
+        is_of_other_size, self.is_of_other_size = self.is_of_other_size, False
+        if tape is not None and tape.reach(module, given, beyond):
+            tape.offer(given)
+            return tape
+        if beyond is Beyond.REFUSED and not is_of_other_size:
+            self.warn(OTHERS_BEFORE)
+        is_compiled = len(self.plan.before) == self.plan.operators
+        return None if is_compiled else self.begun(region, module, given, beyond, is_own=True)
+
+    def resumed(self, number: int, inputs: Iterable[Tensor]) -> BlockTape | None:
+        """Return the tape of the call that has come to its module of that number.
+
+        `None` of one that is called without those before it, such as a head that is called twice.
+        """
+        if number != self._next:
+            self._end_early()
+        tape, self._open = self._open, None
+        if tape is not None:
+            tape.resume(inputs)
+        return tape
+
+    def pause(self, tape: BlockTape, number: int, results: Iterable[Tensor]) -> None:
+        """Wait for the module of that number, or for backward, whichever comes first."""
+        self._open, self._next = tape, number
+        tape.pause(results, self._end_early)
+
+    def _end_early(self) -> None:
+        """End a call whose other modules have not been called."""
+        tape, self._open = self._open, None
+        if tape is not None:
+            tape.finish_early()
+            tape.close()
+
+    def warn(self, problem: str) -> None:
+        """Warn once."""
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(problem, stacklevel=2)
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class PlannedModule:
+    """A region that carries out the plan of one block, or of one of its modules.
+
+    Saved: the storages that the plan keeps, and the inputs of the operators that run again.
+    Recomputed: the operators that lead to the other storages that backward needs, each once. Python code does
+        not run again, so no state of modules, Python or NumPy matters; random numbers are put back.
+    Moved: the storages that the plan offloads, once to the host and once back.
+
+    Fields:
+        block: the plan.
+        number: number of the module among those of the plan.
+        is_for_training: whether the module was in training mode when it got the plan; it runs untouched in
+            evaluation mode then, which has other operators.
+        is_compiled: whether the module runs as compiled code, of which the tape has no operators.
+    """
+
+    block: PlannedBlock
+    number: int = 0
+    is_for_training: bool = False
+    is_compiled: bool = False
+    _planned_key: list[Any] | None = None
+
+    def __call__(
+        self,
+        module: nn.Module,
+        body: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Return `body(*args, **kwargs)`, with what autograd saves of it as planned.
+
+        Smaller inputs may have other operators, as a batch of one often has. What follows the first of them
+        is kept where all of it needs no more bytes than is planned, else recomputed, and Python warns once.
+        It warns, too, where other operators ran before a block whose plan has some of them; these stay then.
+
+        Raises:
+            StrategyError: forward gets larger inputs, runs other operators on inputs of the planned sizes, or
+                is compiled, and the plan is for eager operators.
+        """
+        block = self.block
+        if not self.is_compiled:
+            refuse_compiled(block.plan.fqn, module)
+        is_other_mode = self.is_for_training and not module.training
+        if block.plan.plain or is_other_mode or not torch.is_grad_enabled():
+            return body(*args, **kwargs)
+        tape = self._tape(module, args, kwargs)
+        if tape is None:
+            return body(*args, **kwargs)
+        is_paused = False
+        try:
+            with saved_tensors_hooks(tape.pack, _redeem), nullcontext() if self.is_compiled else tape:
+                results = body(*args, **kwargs)
+            if self.number < block.last:
+                block.pause(tape, self.number + 1, tensors_in(results))
+                is_paused = True
+            else:
+                tape.hand_on(tensors_in(results))
+                tape.finish()
+        finally:
+            if not is_paused:
+                tape.close()
+        if not tape.is_as_planned:
+            block.warn(OTHER_OPERATORS)
+        return results
+
+    def _tape(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockTape | None:
+        """Return the tape of the call, `None` where it runs untouched."""
+        block, inputs = self.block, tensors_in((args, kwargs))
+        beyond = self._beyond(module, args, kwargs)
+        if self.number:
+            return block.resumed(self.number, inputs)
+        if block.plan.caller is None:
+            return block.begun(self, module, inputs, beyond)
+        return block.reached(self, module, inputs, beyond)
+
+    def _beyond(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Beyond:
+        """Return what becomes of operators that were not planned; refuse larger inputs, other parameters."""
+        plan = self.block.plan
+        if not plan.sizes:
+            return Beyond.REFUSED
+        key = size_key(module, () if self.number else args, {} if self.number else kwargs)
+        if key == self._planned_key:
+            return Beyond.REFUSED
+        planned, found = self._planned_sizes(), self._sizes(module, args, kwargs)
+        if found == planned:
+            self._planned_key = key
+            return Beyond.REFUSED
+        unlike = difference(planned, found)
+        if unlike is not None:
+            problem = f"the plan of {plan.fqn!r} was {unlike}; make it again for these sizes"
+            raise StrategyError("ac", problem)
+        saved_bytes = input_share(planned, found) * plan.saved_bytes
+        return Beyond.KEPT if saved_bytes <= plan.kept_bytes else Beyond.RECOMPUTED
+
+    def _planned_sizes(self) -> tuple[TensorSize, ...]:
+        """Return the planned sizes of the module; those of inputs belong to the first one."""
+        plan = self.block.plan
+        if not plan.modules:
+            return plan.sizes
+        begins = f"parameter {plan.modules[self.number]}."
+        return tuple(
+            size
+            for size in plan.sizes
+            if size.name.startswith(begins) or (not self.number and not size.name.startswith("parameter "))
+        )
+
+    def _sizes(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[TensorSize, ...]:
+        """Return the sizes of a call of the module."""
+        modules = self.block.plan.modules
+        inputs = () if self.number else input_sizes(args, kwargs)
+        return *inputs, *parameter_sizes(module, modules[self.number] if modules else "")
+
+    def observe(self) -> Observation:
+        """Return the bytes that the latest step moved, over all regions of the ledger."""
+        return Observation(offloaded_bytes=self.block.ledger.offloaded_bytes)
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class PlannedCaller:
+    """The region of the module that calls a block, of whose operators before it the block's plan has some.
+
+    Fields:
+        block: the plan of the block.
+        is_for_training: whether the module was in training mode when it got the plan.
+    """
+
+    block: PlannedBlock
+    is_for_training: bool = False
+
+    def __call__(
+        self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return `body(*args, **kwargs)`; inputs of other sizes than the planned ones are not followed.
+
+        Raises:
+            StrategyError: it is compiled.
+        """
+        plan = self.block.plan
+        refuse_compiled(plan.caller or "", module)
+        is_other_mode = self.is_for_training and not module.training
+        if plan.plain or is_other_mode or not torch.is_grad_enabled():
+            return body(*args, **kwargs)
+        found = input_sizes(args, kwargs)
+        # smaller ones need no more bytes; where larger ones are refused, the block or its compiler says so
+        self.block.is_of_other_size = found != plan.caller_sizes and (
+            not plan.sizes or difference(plan.caller_sizes, found) is None
+        )
+        if found != plan.caller_sizes:
+            return body(*args, **kwargs)
+        with self.block.followed(self, module):
+            return body(*args, **kwargs)
+
+    def observe(self) -> Observation:
+        """Return nothing: the block is observed."""
+        return Observation()
+
+
+def refuse_compiled(fqn: str, module: nn.Module) -> None:
+    """Refuse a module that `Module.compile` has compiled, and one whose caller is compiled.
+
+    Args:
+        fqn: name of the module, for the error.
+        module: the module, in its call.
+
+    Raises:
+        StrategyError: the tape follows eager operators.
+    """
+    if module._compiled_call_impl is not None or torch.compiler.is_compiling():  # noqa: SLF001 (set by compile)
+        where = repr(fqn) if fqn else "the model"
+        problem = f"{where} is compiled, and its plan follows the operators of eager blocks"
+        raise StrategyError(
+            "ac", f"{problem}; use ac=compiler_budget, or compile nothing around or inside it"
+        )
+
+
+def _redeem(packed: Packed) -> Tensor:
+    return packed()

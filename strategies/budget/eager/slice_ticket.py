@@ -1,0 +1,97 @@
+"""Tickets: what the autograd graph holds for a tensor that a block's operator has made."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from strategies.base import StrategyError
+from strategies.budget.eager.contents import Content, compute
+from strategies.regions.versions import Version
+from strategies.step.memory_layout import MemoryLayout
+
+
+class Pause:
+    """Tells the tape of a block that what runs is no part of the block's forward.
+
+    Attributes:
+        is_on: it is so now.
+    """
+
+    __slots__ = ("is_on",)
+
+    def __init__(self) -> None:
+        self.is_on = False
+
+    def __enter__(self) -> None:
+        self.is_on = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.is_on = False
+
+
+class SliceTicket:
+    """Redeemed once: for what was kept, or by the operators that it needs.
+
+    Args:
+        content: what the tensor's storage held.
+        layout: where in it the tensor lies.
+        version: version of the tensor when it was saved, as autograd counts it.
+        pause: on while the ticket is redeemed.
+
+    Attributes:
+        layout: the layout.
+        is_late: whether backward reads the value later than it asks for it.
+    """
+
+    __slots__ = ("__weakref__", "_content", "_pause", "_version", "is_late", "layout")
+
+    def __init__(self, content: Content, layout: MemoryLayout, version: Version, pause: Pause) -> None:
+        self._content: Content | None = content
+        self.layout, self._version, self._pause = layout, version, pause
+        self.is_late = False
+
+    @property
+    def content(self) -> Content | None:
+        """What it stands for; `None` where it was redeemed."""
+        return self._content
+
+    def follow(self, latest: Content) -> None:
+        """Stand for what the storage holds when forward ends, unless autograd counts a write to it since.
+
+        An operator may write to what autograd has saved of it before: leaky units to their noise.
+        """
+        if self._content is not None and self._content.is_past and not self._version.is_past():
+            self._content = latest
+
+    def redeem(self) -> Tensor:
+        """Return the tensor as it was saved.
+
+        Raises:
+            StrategyError: it was redeemed before, or something that it needs was changed since.
+            RuntimeError: it was written to in place, in the words of autograd.
+        """
+        content, self._content = self._content, None
+        if content is None:
+            problem = "backward runs a second time through a block whose plan has let go of what it needs"
+            raise StrategyError(
+                "ac", f"{problem}; use ac=full for backward with retain_graph or create_graph"
+            )
+        if content.is_past:
+            what = (
+                f"[{self.layout.dtype} {list(self.layout.size)}], saved at version {self._version.expected}"
+            )
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace "
+                f"operation: {what}"
+            )
+        asked = [content]
+        del content
+        with torch.no_grad(), self._pause:
+            tensor = self.layout.on(compute(asked))
+        self._version.refuse_past(tensor)
+        return tensor

@@ -1,0 +1,1 @@
+"""Plans: what each block keeps, what that costs, and what no schedule goes below."""

@@ -1,0 +1,336 @@
+"""Which option each block takes: the cheapest choice within a budget, by a dynamic programme over blocks.
+
+The state is the bytes that the blocks so far leave for backward. A choice fits where they, and the highest
+total of forward and of backward of the next block, stay within the budget; so does what lies between blocks.
+Where bytes on the host are few, states with about as many of them compete. A group of blocks is one step of
+the programme, from the blocks before it to those behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from strategies.budget.planning.block_options import Option
+from strategies.budget.planning.group_options import GroupOption
+
+_MOST_STATES = 1000
+_CORNERS = 96
+_HULL_ROUNDS = 2
+"""States that the search for the convex hull begins with, and its rounds."""
+
+_HOST_STEPS = 16
+_PLACES = 4096
+"""Intervals of bytes in which states are compared before they are sorted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """One block of the programme.
+
+    Fields:
+        options: what it can do.
+        forward_start, backward_start: bytes there at the beginning of its forward and backward without plan.
+        between: highest total outside of blocks while this one, and those before it, wait for backward.
+    """
+
+    options: Sequence[Option]
+    forward_start: int
+    backward_start: int
+    between: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Consecutive blocks that can be one group.
+
+    Fields:
+        start, end: numbers of the first block and of the one behind the last.
+        options: what it can do.
+    """
+
+    start: int
+    end: int
+    options: Sequence[GroupOption]
+
+
+class Choice(NamedTuple):
+    """What one block, or one group, does.
+
+    Fields:
+        start, end: numbers of the first block and of the one behind the last.
+        group: number of the group; `None` of a block that is in none.
+        option: number of the option of the block or of the group.
+    """
+
+    start: int
+    end: int
+    group: int | None
+    option: int
+
+
+def cheapest(
+    stages: Sequence[Stage], budget_bytes: int, host_bytes: int = 0, groups: Sequence[Group] = ()
+) -> list[Choice] | None:
+    """Return the choice for all blocks, in the order of forward; `None` where none that was found fits.
+
+    Args:
+        stages: the blocks, in the order of forward.
+        budget_bytes: most bytes on the device.
+        host_bytes: most bytes on the host.
+        groups: blocks that can be one.
+    """
+    step = _step(stages, host_bytes)
+    reached = [_States.at_start()]
+    for stage, moves in zip(stages, _moves(stages, groups), strict=True):
+        found = []
+        for move in moves:
+            states = reached[move.start]
+            highest, on_host = _totals(states, move, stage)
+            fits = (highest <= budget_bytes) & (on_host <= host_bytes)
+            found.append(states.moved(move, fits, states.goal[:, None] + move.cost[None, :]))
+        reached.append(_States.best_of(found, step))
+    return _followed_back(reached) if len(reached[-1].left) else None
+
+
+def smallest_budget(stages: Sequence[Stage], host_bytes: int = 0, groups: Sequence[Group] = ()) -> int:
+    """Return the smallest budget that some choice fits, with so many bytes on the host."""
+    step = _step(stages, host_bytes)
+    reached = [_States.at_start()]
+    for stage, moves in zip(stages, _moves(stages, groups), strict=True):
+        found = []
+        for move in moves:
+            states = reached[move.start]
+            highest, on_host = _totals(states, move, stage)
+            peaks = np.maximum(states.goal[:, None], highest)
+            found.append(states.moved(move, on_host <= host_bytes, peaks))
+        reached.append(_States.best_of(found, step))
+    return int(reached[-1].goal.min())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Move:
+    """A block or a group that ends at one place: its options as columns."""
+
+    start: int
+    end: int
+    group: int | None
+    left: npt.NDArray[np.int64]
+    highest: npt.NDArray[np.int64]
+    cost: npt.NDArray[np.float64]
+    host: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _States:
+    """The states after some blocks, of which none beats another.
+
+    Fields:
+        left: bytes that wait for backward.
+        goal: what is made least: the cost, or the peak.
+        host: bytes on the host.
+        moves: moves that lead here.
+        move, before, option: move, state before and option of each state.
+    """
+
+    left: npt.NDArray[np.int64]
+    goal: npt.NDArray[Any]
+    host: npt.NDArray[np.int64]
+    moves: Sequence[_Move]
+    move: npt.NDArray[np.intp]
+    before: npt.NDArray[np.intp]
+    option: npt.NDArray[np.intp]
+
+    @classmethod
+    def at_start(cls) -> _States:
+        """Return the state before the first block."""
+        none, number = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.intp)
+        return cls(
+            left=none, goal=np.zeros(1), host=none, moves=(), move=number, before=number, option=number
+        )
+
+    def moved(self, move: _Move, fits: npt.NDArray[np.bool_], goal: npt.NDArray[Any]) -> _States:
+        """Return the states after one move.
+
+        Args:
+            move: the move.
+            fits: which states may take which option, shape (states, options).
+            goal: what is made least, of the same shape.
+        """
+        before, option = np.nonzero(fits)
+        return _States(
+            left=self.left[before] + move.left[option],
+            goal=goal[before, option],
+            host=self.host[before] + move.host[option],
+            moves=(move,),
+            move=np.zeros(len(before), dtype=np.intp),
+            before=before,
+            option=option,
+        )
+
+    @classmethod
+    def best_of(cls, found: Sequence[_States], step: int) -> _States:
+        """Return the states that no other one beats."""
+        left, goal, host, before, option = (
+            np.concatenate([getattr(each, name) for each in found])
+            for name in ("left", "goal", "host", "before", "option")
+        )
+        move = np.repeat(np.arange(len(found)), [len(each.left) for each in found])
+        chosen = _frontier(left, goal, host // step)
+        return cls(
+            left=left[chosen],
+            goal=goal[chosen],
+            host=host[chosen],
+            moves=[each.moves[0] for each in found],
+            move=move[chosen],
+            before=before[chosen],
+            option=option[chosen],
+        )
+
+
+def _totals(
+    states: _States, move: _Move, stage: Stage
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the highest total of each state and option, and its bytes on the host.
+
+    Args:
+        states: the states before the move.
+        move: the move.
+        stage: the block that it ends with.
+    """
+    left = states.left[:, None]
+    highest = np.maximum(left + move.highest[None, :], left + move.left[None, :] + stage.between)
+    return highest, states.host[:, None] + move.host[None, :]
+
+
+def _followed_back(reached: Sequence[_States]) -> list[Choice]:
+    """Return the choices that lead to the last state of the least cost."""
+    place, state = len(reached) - 1, int(np.argmin(reached[-1].goal))
+    found: list[Choice] = []
+    while place:
+        states = reached[place]
+        move = states.moves[int(states.move[state])]
+        found.append(Choice(move.start, place, move.group, int(states.option[state])))
+        place, state = move.start, int(states.before[state])
+    return found[::-1]
+
+
+def _moves(stages: Sequence[Stage], groups: Sequence[Group]) -> list[list[_Move]]:
+    """Return for each block the moves that end with it: of itself, and of groups."""
+    moves = []
+    for number, stage in enumerate(stages):
+        left, highest, cost, host = _columns(stage)
+        own = _Move(
+            start=number, end=number + 1, group=None, left=left, highest=highest, cost=cost, host=host
+        )
+        moves.append([own])
+    for number, group in enumerate(groups):
+        columns = [(each.left_bytes, each.highest_bytes) for each in group.options]
+        left, highest = np.array(columns, dtype=np.int64).T
+        cost = np.array([each.cost for each in group.options])
+        moves[group.end - 1].append(
+            _Move(
+                start=group.start,
+                end=group.end,
+                group=number,
+                left=left,
+                highest=highest,
+                cost=cost,
+                host=np.zeros_like(left),
+            )
+        )
+    return moves
+
+
+def _step(stages: Sequence[Stage], host_bytes: int) -> int:
+    """Return the bytes on the host within which states compete; all where no choice needs too many."""
+    most = sum(max(option.host_bytes for option in stage.options) for stage in stages)
+    return most + 1 if most <= host_bytes else host_bytes // _HOST_STEPS + 1
+
+
+def _columns(
+    stage: Stage,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """Return what each option leaves, the highest total within the block, its cost, and bytes on the host."""
+    left = np.array([each.left_bytes for each in stage.options], dtype=np.int64)
+    forward = np.array([each.forward_bytes for each in stage.options], dtype=np.int64) + stage.forward_start
+    backward = np.array([each.backward_bytes for each in stage.options], dtype=np.int64)
+    highest = np.maximum(forward, backward + stage.backward_start)
+    host = np.array([each.host_bytes for each in stage.options], dtype=np.int64)
+    return left, highest, np.array([each.cost for each in stage.options]), host
+
+
+def _frontier(
+    left: npt.NDArray[np.int64], cost: npt.NDArray[np.generic], group: npt.NDArray[np.int64]
+) -> npt.NDArray[np.intp]:
+    """Return the states of each group that no other one of it beats; of many, some that are spread evenly."""
+    if not len(left):
+        return np.zeros(0, dtype=np.intp)
+    groups = np.unique(group) if group.any() else group[:1]
+    most = _MOST_STATES if len(groups) == 1 else 2 * _MOST_STATES // len(groups)
+    return np.concatenate([_undominated(left, cost, np.flatnonzero(group == each), most) for each in groups])
+
+
+def _undominated(
+    left: npt.NDArray[np.int64], cost: npt.NDArray[np.generic], among: npt.NDArray[np.intp], most: int
+) -> npt.NDArray[np.intp]:
+    among = _promising(left, cost, among)
+    order: npt.NDArray[np.intp] = among[np.lexsort((cost[among], left[among]))]
+    costs = cost[order]
+    best = np.minimum.accumulate(costs)
+    is_better = np.concatenate([[True], costs[1:] < best[:-1]])
+    chosen: npt.NDArray[np.intp] = order[is_better]
+    if len(chosen) <= most:
+        return chosen
+    return chosen[_some(left[chosen].astype(np.float64), cost[chosen].astype(np.float64), most)]
+
+
+def _some(left: npt.NDArray[np.float64], cost: npt.NDArray[np.float64], most: int) -> npt.NDArray[np.intp]:
+    """Return the numbers of some of many states that come with more bytes and less cost.
+
+    Half of them are spread evenly. Those alone would lose a little with each block, and more the more blocks
+    there are. The other half are the nearest to the convex hull: the best choice for many equal blocks mixes
+    two options, and stays there.
+    """
+    spread = np.linspace(0, len(left) - 1, most - most // 2).astype(np.intp)
+    corners = np.linspace(0, len(left) - 1, _CORNERS).astype(np.intp)
+    for _ in range(_HULL_ROUNDS):
+        corners = corners[_hull(left[corners], cost[corners])]
+        prices = -np.diff(cost[corners]) / np.diff(left[corners])  # of a byte, along each edge
+        totals = cost[None, :] + prices[:, None] * left[None, :]
+        corners = np.unique(np.concatenate([corners, totals.argmin(axis=1)]))
+    each = max(most // 2 // len(totals), 1)
+    near = np.argpartition(totals, each, axis=1)[:, :each]
+    return np.unique(np.concatenate([spread, corners, near.ravel()]))
+
+
+def _hull(left: npt.NDArray[np.float64], cost: npt.NDArray[np.float64]) -> list[int]:
+    """Return the numbers of the points on the lower convex hull, of points in the order of `left`."""
+    found: list[int] = []
+    for number in range(len(left)):
+        while len(found) > 1:
+            a, b = found[-2:]
+            turn = (left[b] - left[a]) * (cost[number] - cost[a])
+            if turn > (cost[b] - cost[a]) * (left[number] - left[a]):
+                break
+            found.pop()
+        found.append(number)
+    return found
+
+
+def _promising(
+    left: npt.NDArray[np.int64], cost: npt.NDArray[np.generic], among: npt.NDArray[np.intp]
+) -> npt.NDArray[np.intp]:
+    """Return the states without most of those that another one beats, which need not be sorted then."""
+    lefts, costs = left[among], cost[among]
+    least, most = int(lefts.min()), int(lefts.max())
+    place = (lefts - least) // ((most - least) // _PLACES + 1)
+    cheapest = np.full(_PLACES + 1, costs.max())
+    np.minimum.at(cheapest, place, costs)
+    below = np.minimum.accumulate(cheapest)  # the cheapest so far; of a place and all with fewer bytes
+    is_beaten = (place > 0) & (costs >= below[place - 1])
+    return among[~is_beaten]

@@ -1,0 +1,286 @@
+"""The decisions that are worth considering for one block: none is worse than another in bytes and in cost."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from operator import attrgetter
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from strategies.budget.planning.block_program import BlockProgram, PlannedCall
+from strategies.budget.planning.least_bytes import LeastBytes
+from strategies.budget.planning.simulation import PLAIN, Decision, Effect, effect_of
+from strategies.estimate.operator_cost import machine_for
+from strategies.step.step_graph import StepGraph
+
+_MOST_ENUMERATED = 8
+"""Units with FLOPs up to which all sets of those that do not run again are tried."""
+
+_SAMPLES = 192
+_MOST_OPTIONS = 160
+_REFINED = 48
+_REFINED_MOVED = 24
+"""Options whose neighbours are tried, in each of the rounds; where values may wait on the host, too."""
+
+_ROUNDS = 2
+_SMALLEST_MOVED = 0.02
+"""Bytes of a storage that is worth a copy, as a share of the largest of the block."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Option:
+    """A decision and what follows from it in one call, in bytes beyond those at the window's beginning.
+
+    Fields:
+        decision: the decision.
+        forward_bytes: highest total of the block's forward.
+        left_bytes: bytes that wait for backward.
+        backward_bytes: highest total of the block's backward, what was left included.
+        host_bytes: bytes that wait on the host.
+        cost: FLOPs or seconds of what runs again, and of waiting for the host.
+        effect: what changes, moment by moment.
+    """
+
+    decision: Decision
+    forward_bytes: int
+    left_bytes: int
+    backward_bytes: int
+    host_bytes: int
+    cost: float
+    effect: Effect
+
+
+class CallOptions:
+    """The options of one call.
+
+    Args:
+        graph: the step.
+        call: the call.
+        cost: what running again costs.
+        random_state_bytes: bytes on the device of the state of a random operator.
+        may_offload: whether values may wait on the host.
+        taped_operator_s: seconds that it takes to follow an operator of a block that is not plain.
+    """
+
+    def __init__(
+        self,
+        graph: StepGraph,
+        call: PlannedCall,
+        cost: Callable[[Effect], float],
+        *,
+        random_state_bytes: int,
+        may_offload: bool = False,
+        taped_operator_s: float = 0.0,
+    ) -> None:
+        self.call = call
+        self._movable = _worth_moving(call.program) if may_offload else frozenset[int]()
+        self._machine = machine_for(torch.device(graph.device))
+        self._cost = cost
+        self.taped_s = taped_operator_s * call.program.operators
+        self._random_state_bytes = random_state_bytes
+        self.backward_start = min(call.asked, default=call.end)
+        self.backward_end = max((*call.until, *call.released), default=call.end)
+        held = graph.held_bytes
+        self._forward = held[call.start : call.end + 1] - held[call.start]
+        self._backward = held[self.backward_start : self.backward_end + 1] - held[self.backward_start]
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for calls of equal options."""
+        call = self.call
+        moments = [each - call.start for each in (*call.starts, call.end)]
+        deaths = [min(death, call.end + 1) - call.start for death in call.deaths]
+        later = [each - self.backward_start for each in (*call.asked, *call.until, *call.released)]
+        late = [max(death - self.backward_start, -1) for death in call.deaths if death > call.end]
+        outer = [
+            min(max(death, call.end) - call.end, 1) + (death >= self.backward_end)
+            for death in call.outer_deaths
+        ]
+        shape = self._forward.tobytes(), self._backward.tobytes()
+        return call.program, tuple(moments), tuple(deaths), tuple(later), tuple(late), tuple(outer), shape
+
+    def option(self, decision: Decision) -> Option:
+        """Return what follows from a decision, or from none where it runs and moves nothing."""
+        call = self.call
+        effect = effect_of(call, decision, random_state_bytes=self._random_state_bytes, machine=self._machine)
+        if not (decision.is_plain or effect.runs or decision.offload):
+            return self.option(PLAIN)  # the block runs untouched
+        effect.seconds += 0.0 if decision.is_plain else self.taped_s
+        forward_bytes, left_bytes, backward_bytes = self.highest(effect)
+        return Option(
+            decision=decision,
+            forward_bytes=forward_bytes,
+            left_bytes=left_bytes,
+            backward_bytes=backward_bytes,
+            host_bytes=effect.host_bytes,
+            cost=self._cost(effect),
+            effect=effect,
+        )
+
+    def highest(self, effect: Effect) -> tuple[int, int, int]:
+        """Return the highest total of forward, the bytes that wait for backward, and its highest total.
+
+        Bytes are beyond those at the beginning of the windows of forward and backward.
+        """
+        call, start = self.call, self.backward_start
+        last = start - 1  # `backward_bytes` has the first moment of backward
+        return (
+            self._highest(effect, self._forward, call.start),
+            effect.most_bytes(min(call.end + 1, last), last),
+            self._highest(effect, self._backward, start),
+        )
+
+    def _highest(self, effect: Effect, held: npt.NDArray[np.int64], start: int) -> int:
+        """Return the highest total of what is held from moment `start` on, with the effect of one option."""
+        count = len(held)
+        gains = [0] * count
+        for moment, gain in effect.gains.items():
+            if moment < start + count:
+                gains[max(moment - start, 0)] += gain
+        totals = held + np.cumsum(gains)
+        within = [moment for moment in effect.peaks if start <= moment < start + count]
+        peaks = (int(totals[moment - start]) + effect.peaks[moment] for moment in within)
+        return max(int(totals.max()), max(peaks, default=0))
+
+    def all(self) -> list[Option]:
+        """Return the options of which none is worse than another, cheapest first."""
+        tried = dict.fromkeys([PLAIN, *_cuts(self.call.program)])
+        options = thinned(map(self.option, tried))
+        moved = dict.fromkeys(each for option in options for each in self._on_host(option.decision))
+        tried |= moved
+        options = thinned([*options, *map(self.option, moved)])
+        fleeting = dict.fromkeys(self._fleeting(option.decision) for option in options)
+        tried |= fleeting
+        options = thinned([*options, *map(self.option, fleeting)])
+        for _ in range(_ROUNDS):
+            chosen = options[:: max(1, len(options) // (_REFINED_MOVED if self._movable else _REFINED))]
+            near = _neighbours(self.call.program, chosen, self._movable)
+            fresh = [each for each in near if each not in tried]
+            tried |= dict.fromkeys(fresh)
+            options = thinned([*options, *map(self.option, dict.fromkeys(fresh))])
+        return options
+
+    def _fleeting(self, decision: Decision) -> Decision:
+        """Return a decision that makes anew for each reader what costs no FLOPs."""
+        program = self.call.program
+        keep = _kept(program, decision)
+        cheap = (each for each in program.fleeting if not program.units[program.makers[each]].flops)
+        again = frozenset(cheap) - keep - decision.offload
+        return Decision(keep=keep, offload=decision.offload, again=again)
+
+    def _on_host(self, decision: Decision) -> Iterable[Decision]:
+        """Yield decisions that hold the same, the inputs or all that is movable on the host."""
+        if not self._movable:
+            return
+        keep = _kept(self.call.program, decision)
+        inputs = frozenset(storage for storage in self._movable if storage < 0)
+        yield Decision(keep=keep, offload=inputs)
+        yield Decision(keep=keep - self._movable, offload=(keep & self._movable) | inputs)
+
+
+def thinned(options: Iterable[Option]) -> list[Option]:
+    """Return the options that no other one beats, at most so many, cheapest first."""
+    best = _undominated(list(options), slack=0.0)
+    slack = 0.001
+    while len(best) > _MOST_OPTIONS:
+        best = _undominated(best, slack=slack)
+        slack *= 2
+    return best
+
+
+def _undominated(options: list[Option], *, slack: float) -> list[Option]:
+    """Return the options of which no other is better in cost and in all bytes; `slack` thins them out."""
+    columns = attrgetter("left_bytes", "backward_bytes", "forward_bytes", "host_bytes")
+    options.sort(key=lambda each: (each.cost, *columns(each)))
+    rows = np.array(list(map(columns, options)), dtype=np.float64)
+    span = slack * (rows.max(axis=0) - rows.min(axis=0)) if slack else 0.0
+    chosen: list[int] = []
+    for index in range(len(options)):
+        if not chosen or not np.any(np.all(rows[chosen] <= rows[index] + span, axis=1)):
+            chosen.append(index)
+    smallest = {int(column.argmin()) for column in rows.T}  # thinning must not lose what fits the least
+    return [options[index] for index in sorted({*chosen, *smallest})]
+
+
+def _worth_moving(program: BlockProgram) -> frozenset[int]:
+    """Return the storages that can wait on the host, without those that are too small for a copy."""
+    least = _SMALLEST_MOVED * max(map(program.nbytes_of, program.movable), default=0)
+    return frozenset(storage for storage in program.movable if program.nbytes_of(storage) >= least)
+
+
+@lru_cache(maxsize=8)
+def _cuts(program: BlockProgram) -> Sequence[Decision]:
+    """Return decisions that keep the fewest bytes for what runs again; first and last blocks share them."""
+    if not program.saved:
+        return ()
+    cuts = LeastBytes(program)
+    never = {index: np.inf for index, unit in enumerate(program.units) if not unit.is_repeatable}
+    costly = [index for index in program.needed(frozenset()) if program.units[index].flops]
+    if len(costly) <= _MOST_ENUMERATED:
+        prices: Iterable[dict[int, float]] = (
+            dict.fromkeys((unit for unit, stays in zip(costly, chosen, strict=True) if stays), np.inf)
+            for chosen in product((False, True), repeat=len(costly))
+        )
+    else:
+        prices = _sampled(program, costly)
+    keeps = (keep for each in prices for keep in cuts.keeps(each | never))
+    return [Decision(keep=keep | program.pinned) for keep in dict.fromkeys(keeps)]
+
+
+def _sampled(program: BlockProgram, costly: Sequence[int]) -> Iterable[dict[int, float]]:
+    """Yield prices of units: their FLOPs times an exchange rate, more or less."""
+    chance = random.Random(0)  # noqa: S311 (the same plan on every rank)
+    rate = sum(program.nbytes) / sum(program.units[unit].flops for unit in costly)
+    yield dict.fromkeys(costly, 0.0)
+    yield dict.fromkeys(costly, np.inf)
+    for sample in range(_SAMPLES):
+        exchange = rate * 100 ** (2 * sample / _SAMPLES - 1)
+        yield {
+            unit: program.units[unit].flops * exchange * (2 ** chance.uniform(-1, 1) if sample % 2 else 1)
+            for unit in costly
+        }
+
+
+def _kept(program: BlockProgram, decision: Decision) -> frozenset[int]:
+    """Return the storages that a decision keeps, with those that every decision but the plain one keeps."""
+    return program.pinned | (program.saved if decision.is_plain else decision.keep)
+
+
+def _neighbours(
+    program: BlockProgram, options: Sequence[Option], movable: frozenset[int]
+) -> Iterable[Decision]:
+    """Yield the decisions that keep one storage more or less, or move one more or less to the host.
+
+    Also those that make one more or less anew for each reader.
+    """
+    for option in options:
+        decision = option.decision
+        keep = _kept(program, decision)
+        for kept, moved in _near(program, keep, decision.offload, movable):
+            held = program.completed(kept, moved)
+            yield Decision(keep=held, offload=moved, again=decision.again - held - moved)
+        for each in sorted(program.fleeting - keep - decision.offload):
+            yield Decision(keep=keep, offload=decision.offload, again=decision.again ^ {each})
+
+
+def _near(
+    program: BlockProgram, keep: frozenset[int], moved: frozenset[int], movable: frozenset[int]
+) -> Iterable[tuple[frozenset[int], frozenset[int]]]:
+    """Yield what is kept and what is on the host, one storage more or less."""
+    made = {s for unit in program.needed(keep | moved) for s in program.units[unit].makes}
+    fresh = (made | program.saved) - moved
+    yield from ((keep | {each}, moved) for each in sorted(fresh))
+    yield from ((keep - {each}, moved) for each in sorted(keep - program.pinned))
+    inputs = {storage for storage in movable if storage < 0}
+    for each in sorted((movable & (keep | fresh | inputs)) - moved):
+        yield keep - {each}, moved | {each}
+    for each in sorted(moved):
+        yield keep | {each} if each >= 0 else keep, moved - {each}
+        if each not in program.pinned and each >= 0:
+            yield keep, moved - {each}

@@ -1,0 +1,327 @@
+"""What a plan decides about in one block: what can be kept, what runs again, and what autograd asks for.
+
+Storages of a block are numbered in the order in which they are made, from 0; those from outside are negative.
+Some of these are inputs that a plan may move to the host; none is made again.
+Blocks whose calls do the same have equal programs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from strategies.budget.plan import Value, input_value
+from strategies.step.step_graph import BlockCall, StepGraph, StepOperator
+
+_SMALLEST_FLEETING = 0.02
+"""Bytes of a storage that is made anew for each reader, as a share of the largest of the block."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """Operators that run again together: one that makes storages, and those that write to them.
+
+    Fields:
+        name: name of the first operator.
+        operators: their ordinals.
+        reads: storages that they read and did not make.
+        makes: storages that they make.
+        flops, seconds: their work.
+        private_bytes: bytes that they make and free on top, at most.
+        random_states: states of generators that are stashed for them.
+        is_repeatable: whether they may run again.
+        early_reads: those of `reads` that no operator reads from the first random one on, such as what a mask
+            has its size from.
+    """
+
+    name: str
+    operators: tuple[int, ...]
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+    flops: int
+    seconds: float
+    private_bytes: int
+    random_states: int
+    is_repeatable: bool
+    early_reads: tuple[int, ...] = ()
+
+    @cached_property
+    def late_reads(self) -> tuple[int, ...]:
+        """The other ones of `reads`."""
+        return tuple(storage for storage in self.reads if storage not in self.early_reads)
+
+    @property
+    def may_run_often(self) -> bool:
+        """Whether it may run several times: one operator without random numbers."""
+        return len(self.operators) == 1 and self.is_repeatable and not self.random_states
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockProgram:
+    """The units of a block's forward, in order, and the storages that backward asks for, in order.
+
+    Fields:
+        units: units in the order of forward.
+        nbytes: bytes of each storage of the block.
+        outer_nbytes: bytes of each storage from outside, -1 first.
+        asked: storages in the order in which nodes of autograd ask for them; one may come several times.
+        values: addresses of the storages.
+        inputs: addresses of inputs that can wait on the host, by number.
+        operators: number of operators of forward.
+        pinned: storages that stay in every plan: those written to after another unit has read them, and what
+            these readers make, as no plan needs a copy of what they were then; and those that autograd holds
+            and does not ask for.
+        asks_in_forward: forward itself goes backward, and asks for some of them then.
+    """
+
+    units: tuple[Unit, ...]
+    nbytes: tuple[int, ...]
+    outer_nbytes: tuple[int, ...]
+    asked: tuple[int, ...]
+    values: tuple[Value, ...] = field(repr=False)
+    inputs: tuple[tuple[int, Value], ...] = ()
+    operators: int
+    pinned: frozenset[int] = frozenset()
+    asks_in_forward: bool = False
+
+    @cached_property
+    def makers(self) -> tuple[int, ...]:
+        """The unit that makes each storage."""
+        made = {storage: index for index, unit in enumerate(self.units) for storage in unit.makes}
+        return tuple(made[storage] for storage in range(len(self.nbytes)))
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """The bytes of each storage, by its number: those from outside come last, and -1 is the very last."""
+        return *self.nbytes, *reversed(self.outer_nbytes)
+
+    @cached_property
+    def random_units(self) -> tuple[int, ...]:
+        """The units that draw random numbers."""
+        return tuple(index for index, unit in enumerate(self.units) if unit.random_states)
+
+    @cached_property
+    def saved(self) -> frozenset[int]:
+        """The storages of the block that autograd saves."""
+        return frozenset(storage for storage in self.asked if storage >= 0)
+
+    @cached_property
+    def movable(self) -> frozenset[int]:
+        """The storages that can wait on the host: no older content of one is read."""
+        own = frozenset(storage for storage, size in enumerate(self.nbytes) if size) - self.pinned
+        return own.union(number for number, _ in self.inputs)
+
+    def nbytes_of(self, storage: int) -> int:
+        """Return the bytes of a storage, be it from outside."""
+        return self.nbytes[storage] if storage >= 0 else self.outer_nbytes[-1 - storage]
+
+    def value_of(self, storage: int) -> Value:
+        """Return the address of a storage of the block, or of one of `inputs`."""
+        return self.values[storage] if storage >= 0 else dict(self.inputs)[storage]
+
+    def needed(self, resident: frozenset[int]) -> list[int]:
+        """Return the units that all that autograd saves follows from, back to `resident`, in order."""
+        return self.closure(self.saved, resident, frozenset())
+
+    @cached_property
+    def fleeting(self) -> frozenset[int]:
+        """The storages that can be made anew for each reader: they have several, and are not small.
+
+        None where forward itself goes backward: what it asks for then is there, and is not made anew.
+        """
+        if self.asks_in_forward:
+            return frozenset()
+        readers = Counter((*self.asked, *(storage for unit in self.units for storage in unit.reads)))
+        least = _SMALLEST_FLEETING * max(self.nbytes, default=0)
+        made = (storage for unit in self.units if unit.may_run_often for storage in unit.makes)
+        several = (storage for storage in made if readers[storage] > 1 and self.nbytes[storage] > least)
+        return frozenset(several) - self.pinned
+
+    def completed(self, keep: frozenset[int], moved: frozenset[int]) -> frozenset[int]:
+        """Return `keep` with what could only be made by units that may not run again.
+
+        Args:
+            keep: storages that stay.
+            moved: storages that wait on the host.
+        """
+        if all(unit.is_repeatable for unit in self.units):
+            return keep
+        units = self.needed(keep | moved)
+        last = next((unit for unit in reversed(units) if not self.units[unit].is_repeatable), None)
+        if last is None:
+            return keep
+        read = self.saved.union(*(self.units[unit].reads for unit in units))
+        return self.completed(keep | (read.intersection(self.units[last].makes) - moved), moved)
+
+    def closure(
+        self,
+        wanted: Iterable[int],
+        resident: frozenset[int],
+        known: AbstractSet[int],
+        again: frozenset[int] = frozenset(),
+    ) -> list[int]:
+        """Return the units, in order, that make `wanted` from what is there.
+
+        Args:
+            wanted: storages.
+            resident: storages that are there.
+            known: units whose results are there.
+            again: storages that are not, whatever has run.
+        """
+        found: set[int] = set()
+        todo = [storage for storage in wanted if storage >= 0 and storage not in resident]
+        while todo:
+            storage = todo.pop()
+            unit = self.makers[storage]
+            if unit not in found and (unit not in known or storage in again):
+                found.add(unit)
+                todo += [each for each in self.units[unit].reads if each >= 0 and each not in resident]
+        return sorted(found)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedCall:
+    """One call of a block: its program, and when in the step it happens.
+
+    Fields:
+        fqn: plain FQN of the block.
+        program: what it does.
+        start, end: moments between which forward runs.
+        starts: moment before each unit's first operator.
+        deaths: the last moment at which forward itself has each storage.
+        asked: moment of each request of backward.
+        until: the last moment at which the node that asked holds the value.
+        released: the last moment at which the graph holds what autograd has saved.
+        nodes: names of these nodes.
+        outer_deaths: the last moment at which each storage from outside lives, -1 first.
+        storages, outer_storages: numbers of its storages in the step, and of those from outside, -1 first.
+    """
+
+    fqn: str
+    program: BlockProgram
+    start: int
+    end: int
+    starts: tuple[int, ...]
+    deaths: tuple[int, ...]
+    asked: tuple[int, ...]
+    until: tuple[int, ...]
+    released: tuple[int, ...]
+    nodes: tuple[str, ...]
+    outer_deaths: tuple[int, ...]
+    storages: tuple[int, ...]
+    outer_storages: tuple[int, ...]
+
+
+def planned_call(graph: StepGraph, call: BlockCall) -> PlannedCall:
+    """Return program and moments of one call."""
+    operators = [graph.operators[index] for index in call.operators]
+    groups = _groups(operators)
+    numbers = {s: n for n, s in enumerate(s for group in groups for each in group for s in each.makes)}
+    own = tuple(numbers)
+    outside: dict[int, int] = {}
+    units = tuple(_unit(group, numbers, outside) for group in groups)
+    places = {
+        storage: Value(each.ordinal, result, each.name)
+        for each in operators
+        for storage, result in each.makes.items()
+    }
+    redemptions = sorted(call.redemptions, key=lambda each: each.moment)
+    for each in redemptions:
+        if each.storage not in numbers:
+            outside.setdefault(each.storage, -1 - len(outside))
+    numbers |= outside
+    program = BlockProgram(
+        units=units,
+        nbytes=tuple(graph.nbytes[storage] for storage in own),
+        outer_nbytes=tuple(graph.nbytes[storage] for storage in outside),
+        asked=tuple(numbers[each.storage] for each in redemptions),
+        values=tuple(places[storage] for storage in own),
+        inputs=tuple(
+            (outside[storage], input_value(number))
+            for storage, number in call.inputs.items()
+            if storage in outside and graph.nbytes[storage]
+        ),
+        operators=len(operators),
+        pinned=frozenset(numbers[storage] for storage in _pinned(groups) | (call.unasked & set(own))),
+        asks_in_forward=any(each.moment < call.end for each in redemptions),
+    )
+    return PlannedCall(
+        fqn=call.fqn,
+        program=program,
+        start=call.start,
+        end=call.end,
+        starts=tuple(group[0].start for group in groups),
+        deaths=tuple(graph.deaths[storage] for storage in own),
+        asked=tuple(each.moment for each in redemptions),
+        until=tuple(each.until for each in redemptions),
+        released=tuple(each.released for each in redemptions),
+        nodes=tuple(each.node for each in redemptions),
+        outer_deaths=tuple(graph.deaths[storage] for storage in outside),
+        storages=own,
+        outer_storages=tuple(outside),
+    )
+
+
+def _groups(operators: Sequence[StepOperator]) -> list[list[StepOperator]]:
+    """Return each operator that makes storages, with those that write to one of them afterwards."""
+    groups: list[list[StepOperator]] = []
+    home: dict[int, list[StepOperator]] = {}
+    for operator in operators:
+        written = next((home[storage] for storage in operator.writes if storage in home), None)
+        if written is not None:
+            written.append(operator)
+        elif operator.makes:
+            groups.append([operator])
+        home |= dict.fromkeys(operator.makes, written or (groups[-1] if groups else []))
+    return groups
+
+
+def _pinned(groups: Sequence[Sequence[StepOperator]]) -> frozenset[int]:
+    """Return the storages that operators read before others write to them, and all that is made with both.
+
+    An operator that does nothing else than write to a storage does not read it for others.
+    """
+    made = {storage: group for group in groups for each in group for storage in each.makes}
+    members = {each.ordinal: each for group in groups for each in group}
+    groups_of = {each.ordinal: group for group in groups for each in group}
+    readers: dict[int, list[int]] = {}
+    pinned: set[int] = set()
+    for _, each in sorted(members.items()):
+        others = [storage for storage in each.reads if each.makes or each.writes != {storage}]
+        for storage in others:
+            readers.setdefault(storage, []).append(each.ordinal)
+        for storage in each.writes & made.keys():
+            for ordinal in readers.get(storage, ()):
+                pinned.update(s for member in (*groups_of[ordinal], *made[storage]) for s in member.makes)
+    return frozenset(pinned)
+
+
+def _unit(group: Sequence[StepOperator], numbers: Mapping[int, int], outside: dict[int, int]) -> Unit:
+    """Return one unit of operators that run together, with storages numbered within the program."""
+    makes = [storage for each in group for storage in each.makes]
+    reads = dict.fromkeys(s for each in group for s in sorted(each.reads) if s not in makes)
+    for storage in reads:
+        if storage not in numbers:
+            outside.setdefault(storage, -1 - len(outside))
+    random = next((index for index, each in enumerate(group) if each.random_states), 0)
+    late = {s for each in group[random:] for s in each.reads}
+    is_outer_write = any(storage not in makes for each in group for storage in each.writes)
+
+    def number_of(storage: int) -> int:
+        return numbers.get(storage, outside.get(storage, -1))
+
+    return Unit(
+        name=group[0].name,
+        operators=tuple(each.ordinal for each in group),
+        reads=tuple(number_of(storage) for storage in reads),
+        early_reads=tuple(number_of(storage) for storage in reads if storage not in late),
+        makes=tuple(numbers[storage] for storage in makes),
+        flops=sum(each.flops for each in group),
+        seconds=sum(each.seconds for each in group),
+        private_bytes=max(each.private_bytes for each in group),
+        random_states=sum(each.random_states for each in group),
+        is_repeatable=all(each.is_repeatable for each in group) and not is_outer_write,
+    )

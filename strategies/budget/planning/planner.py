@@ -1,0 +1,439 @@
+"""Making the plan of `ac=budget`: options of blocks, the choice among them, and the certificate."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+import torch
+
+from strategies.base import StrategyError
+from strategies.budget.plan import BlockPlan, Plan, Value
+from strategies.budget.planning.block_choice import Choice, Group, Stage, cheapest, smallest_budget
+from strategies.budget.planning.block_options import CallOptions, Option
+from strategies.budget.planning.block_program import PlannedCall, planned_call
+from strategies.budget.planning.group_options import Groups
+from strategies.budget.planning.group_simulation import Share, group_effect
+from strategies.budget.planning.lower_bound import LowerBound
+from strategies.budget.planning.simulation import PLAIN, RANDOM_STATE_BYTES, Effect, peak_bytes, totals_of
+from strategies.step.step_graph import BlockCall, StepGraph, StepOperator
+
+Objective: TypeAlias = Literal["flops", "time"]
+_ATTEMPTS = 6
+_MOST_NAMED = 4
+"""Blocks of one kind that a message names."""
+
+_TAPED_OPERATOR_S = 5e-5
+"""Seconds that a tape takes for an operator of its block, forward and backward: Python code, on any device.
+
+Of plans of equal FLOPs those are the fastest that leave whole blocks as they are.
+"""
+
+_TIE = 1e-6
+"""Share of a step's FLOPs that a second counts, so that of equal FLOPs the fastest is chosen."""
+
+
+class BudgetBelowMinimum(StrategyError):  # noqa: N818 (it says what is wrong)
+    """No plan keeps the budget.
+
+    Args:
+        budget_bytes: the budget.
+        minimum_feasible_bytes: smallest peak that the planner reaches.
+        proven_minimum_bytes: no schedule has a smaller one.
+        limits: what no plan changes, such as blocks that run plain; nothing where there is no such thing.
+    """
+
+    def __init__(
+        self, budget_bytes: int, minimum_feasible_bytes: int, proven_minimum_bytes: int, limits: str
+    ) -> None:
+        super().__init__(
+            "ac",
+            f"no plan keeps the step's peak within {budget_bytes} bytes; the smallest that is reached is "
+            f"{minimum_feasible_bytes} bytes, and no schedule of these operators needs less than "
+            f"{proven_minimum_bytes} bytes{limits}",
+        )
+        self.budget_bytes = budget_bytes
+        self.minimum_feasible_bytes = minimum_feasible_bytes
+        self.proven_minimum_bytes = proven_minimum_bytes
+        self.limits = limits
+        # what makes it again in the process that asked for the plan
+        self.args = (budget_bytes, minimum_feasible_bytes, proven_minimum_bytes, limits)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chosen:
+    """What some blocks do: one alone, or those of a group.
+
+    Fields:
+        start: number of the first block.
+        effect: what changes.
+        option: the option of a block alone; `None` of a group.
+        keeps, shares: what each block of a group keeps from the second forward on, and what it adds.
+    """
+
+    start: int
+    effect: Effect
+    option: Option | None = None
+    keeps: tuple[frozenset[int], ...] = ()
+    shares: tuple[Share, ...] = ()
+
+
+class Planner:
+    """Plans for one step, whatever the budget.
+
+    Args:
+        graph: the step.
+        objective: what is least: `flops` or `time`.
+        host_bytes: most bytes of values that wait on the host; 0 offloads nothing.
+        nests: whether blocks can be groups, whose forward runs again as one.
+        is_taped: whether tapes follow the operators of blocks that are not plain.
+
+    Attributes:
+        plain_peak_bytes: peak of the step without a plan.
+        step_flops, step_s: work of the step without recomputation.
+        minimum_feasible_bytes: smallest peak that a plan reaches.
+        bound: what no schedule can do better.
+    """
+
+    def __init__(
+        self,
+        graph: StepGraph,
+        *,
+        objective: Objective = "flops",
+        host_bytes: int = 0,
+        nests: bool = True,
+        is_taped: bool = True,
+    ) -> None:
+        self._graph = graph
+        self._host_bytes = host_bytes
+        self._objective = objective
+        self._calls = [planned_call(graph, call) for call in graph.calls]
+        self._random_state_bytes = RANDOM_STATE_BYTES.get(graph.device, 0)
+        self._cost = _cost_of(graph, objective)
+        self._callers = [
+            CallOptions(
+                graph,
+                call,
+                self._cost,
+                random_state_bytes=self._random_state_bytes,
+                may_offload=host_bytes > 0,
+                taped_operator_s=_TAPED_OPERATOR_S if is_taped else 0.0,
+            )
+            for call in self._calls
+        ]
+        self._unplanned = _unplanned(graph)
+        self._stages = self._made_stages()
+        self._groups = Groups(
+            graph,
+            self._callers,
+            [stage.options for stage in self._stages],
+            self._cost,
+            random_state_bytes=self._random_state_bytes,
+        )
+        found = self._groups.all() if nests else ()
+        self._nests = [Group(start=start, end=end + 1, options=options) for start, end, options in found]
+        self.plain_peak_bytes = self._peak_bytes(self._plain())
+        self.step_flops, self.step_s = graph.flops, graph.seconds
+        self.bound = LowerBound(graph, _seconds if objective == "time" else _flops)
+        self._smallest = self._choice_of_fewest_bytes()
+        self.minimum_feasible_bytes = self._peak_bytes(self._smallest)
+
+    def plan(self, budget_bytes: int) -> Plan:
+        """Return the plan for a budget.
+
+        Raises:
+            BudgetBelowMinimum: no plan that was found keeps it.
+        """
+        chosen, least = self._choice(budget_bytes), self.least_flops(budget_bytes)
+        effects = [each.effect for each in chosen]
+        return Plan(
+            budget_bytes=budget_bytes,
+            host_budget_bytes=self._host_bytes,
+            offloaded_bytes=sum(effect.host_bytes for effect in effects),
+            predicted_peak_bytes=self._peak_bytes(chosen),
+            plain_peak_bytes=self.plain_peak_bytes,
+            minimum_feasible_bytes=self.minimum_feasible_bytes,
+            proven_minimum_bytes=self.bound.minimum_bytes(),
+            step_flops=self.step_flops,
+            extra_flops=sum(effect.flops for effect in effects),
+            lower_bound_extra_flops=int(least) if math.isfinite(least) else 0,
+            extra_s=sum(effect.seconds for effect in effects),
+            objective=self._objective,
+            model=self._model(),
+            versions={"torch": torch.__version__},
+            blocks=tuple(block for each in chosen for block in self._block_plans(each)),
+        )
+
+    def least_flops(self, budget_bytes: int) -> float:
+        """Return the bound, endless where no schedule keeps the budget; 0, which always holds, of seconds."""
+        return self.bound.cost(budget_bytes, self._host_bytes) if self._objective == "flops" else 0.0
+
+    def limits(self) -> str:
+        """Return what no plan makes smaller, for the end of a sentence."""
+        return _limits(self._unplanned) + self._beyond_backward()
+
+    def _beyond_backward(self) -> str:
+        """Say where the smallest peak lies, if it is where no value of a block lives any more."""
+        effects = [each.effect for each in self._smallest]
+        moment = int(totals_of(self._graph, effects).argmax())
+        ends = [operator.end for operator in self._graph.operators if operator.node]
+        if moment <= max(ends, default=moment):
+            return ""
+        remedy = "shard the parameters, or take another optimizer"
+        return f"; its peak lies in the optimizer's update, which no plan changes; {remedy}"
+
+    def _block_plans(self, chosen: Chosen) -> Iterator[BlockPlan]:
+        """Yield the plans of the blocks that were chosen for."""
+        if chosen.option is None:
+            yield from self._grouped_plans(chosen)
+            return
+        call, planned = self._graph.calls[chosen.start], self._calls[chosen.start]
+        found = block_plan(planned, chosen.option)
+        reason = self._unplanned.get(call.fqn)
+        if not found.plain:
+            yield _of_call(found, call)
+        elif not call.modules:
+            yield found if reason is None else replace(found, why=f"no plan is made for blocks that {reason}")
+
+    def _grouped_plans(self, chosen: Chosen) -> Iterator[BlockPlan]:
+        end = chosen.start + len(chosen.keeps)
+        calls = self._calls[chosen.start : end]
+        captured = self._graph.calls[chosen.start : end]
+        for planned, keep, share, call in zip(calls, chosen.keeps, chosen.shares, captured, strict=True):
+            found = grouped_plan(planned, keep, share, group=(calls[0].fqn, calls[-1].fqn))
+            yield _of_call(found, call)
+
+    def _choice(self, budget_bytes: int) -> list[Chosen]:
+        """Return the cheapest choice that keeps the budget.
+
+        The model of their bytes is corrected by simulation.
+        """
+        target = budget_bytes
+        for _ in range(_ATTEMPTS):
+            choices = cheapest(self._stages, target, self._host_bytes, self._nests)
+            if choices is None:
+                break
+            chosen = self._chosen(choices)
+            peak = self._peak_bytes(chosen)
+            if peak <= budget_bytes:
+                return chosen
+            target -= peak - budget_bytes
+        for known in (self._untouched(), self._smallest):
+            if self._peak_bytes(known) <= budget_bytes:
+                return known
+        raise BudgetBelowMinimum(
+            budget_bytes, self.minimum_feasible_bytes, self.bound.minimum_bytes(), self.limits()
+        )
+
+    def _choice_of_fewest_bytes(self) -> list[Chosen]:
+        """Return the choice of the smallest peak: what fits the fewest bytes of the stages, or nothing."""
+        smallest = smallest_budget(self._stages, self._host_bytes, self._nests)
+        choices = cheapest(self._stages, smallest, self._host_bytes, self._nests)
+        if choices is None:  # among states that were left out of many
+            return self._untouched()
+        return min(self._chosen(choices), self._untouched(), key=self._peak_bytes)
+
+    def _plain(self) -> list[Option]:
+        return [caller.option(PLAIN) for caller in self._callers]
+
+    def _untouched(self) -> list[Chosen]:
+        """Return the choice that leaves every block as it is."""
+        return [
+            Chosen(start=start, option=option, effect=option.effect)
+            for start, option in enumerate(self._plain())
+        ]
+
+    def _chosen(self, choices: Sequence[Choice]) -> list[Chosen]:
+        """Return the options of all calls, each with its effect in its own call."""
+        return [self._chosen_alone(each) if each.group is None else self._grouped(each) for each in choices]
+
+    def _chosen_alone(self, choice: Choice) -> Chosen:
+        start = choice.start
+        option = self._callers[start].option(self._stages[start].options[choice.option].decision)
+        return Chosen(start=start, option=option, effect=option.effect)
+
+    def _grouped(self, choice: Choice) -> Chosen:
+        assert choice.group is not None, "it is of a group"
+        keeps = self._nests[choice.group].options[choice.option].keeps
+        members = self._groups.members(choice.start, choice.end - 1)
+        effect, shares = group_effect(members, keeps, random_state_bytes=self._random_state_bytes)
+        return Chosen(start=choice.start, effect=effect, keeps=keeps, shares=tuple(shares))
+
+    def _peak_bytes(self, chosen: Sequence[Chosen | Option]) -> int:
+        return peak_bytes(self._graph, [each.effect for each in chosen])
+
+    def _made_stages(self) -> list[Stage]:
+        """Return for each call of a block its options and the bytes that others hold around it."""
+        held, callers = self._graph.held_bytes, self._callers
+        known: dict[object, list[Option]] = {}
+        stages = []
+        for index, caller in enumerate(callers):
+            is_plain = self._is_repeated(caller.call) or not caller.call.program.asked
+            key = (caller.key, is_plain)
+            if key not in known:
+                known[key] = [caller.option(PLAIN)] if is_plain else caller.all()
+            is_last = index + 1 == len(callers)
+            next_start = caller.backward_start if is_last else callers[index + 1].call.start
+            next_end = next_start if is_last else callers[index + 1].backward_end
+            gaps = held[caller.call.end : next_start + 1], held[next_end : caller.backward_start + 1]
+            stages.append(
+                Stage(
+                    options=known[key],
+                    forward_start=int(held[caller.call.start]),
+                    backward_start=int(held[caller.backward_start]),
+                    between=max(int(gap.max(initial=0)) for gap in gaps),
+                )
+            )
+        return stages
+
+    def _is_repeated(self, call: PlannedCall) -> bool:
+        return sum(each.fqn == call.fqn for each in self._calls) > 1
+
+    def _model(self) -> dict[str, str]:
+        graph = self._graph
+        return {call.fqn: graph.fingerprint(call) for call in graph.calls}
+
+
+def _unplanned(graph: StepGraph) -> dict[str, str]:
+    """Return why a plan decides nothing, or not all, about a block, by FQN."""
+    calls = Counter(call.fqn for call in graph.calls)
+    own = "have checkpoints of their own, or other hooks on saved tensors"
+    return {call.fqn: own for call in graph.calls if call.has_own_hooks} | {
+        fqn: f"are called {count} times in a step" for fqn, count in calls.items() if count > 1
+    }
+
+
+def _limits(unplanned: Mapping[str, str]) -> str:
+    """Return the blocks that no plan makes smaller, for the end of a sentence."""
+    alike: dict[str, list[str]] = {}
+    for fqn, why in unplanned.items():
+        alike.setdefault(why, []).append(repr(fqn))
+    parts = [f"{_named(fqns)}, which {why}" for why, fqns in alike.items()]
+    return f"; plans leave as they are {'; and '.join(parts)}; ac=full may need less" if parts else ""
+
+
+def _named(names: Sequence[str]) -> str:
+    rest = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _flops(operator: StepOperator) -> float:
+    return operator.flops
+
+
+def _seconds(operator: StepOperator) -> float:
+    return operator.seconds
+
+
+def _cost_of(graph: StepGraph, objective: Objective) -> Callable[[Effect], float]:
+    step_flops = graph.flops
+    return lambda effect: cost(effect.flops, effect.seconds, step_flops, objective)
+
+
+def cost(flops: int, seconds: float, step_flops: int, objective: Objective) -> float:
+    """Return what a plan is to make least: seconds, or FLOPs of which equal ones differ by seconds.
+
+    Args:
+        flops, seconds: work on top of the step.
+        step_flops: work of the step.
+        objective: which of them.
+    """
+    return seconds if objective == "time" else flops + _TIE * step_flops * seconds
+
+
+def _of_call(plan: BlockPlan, call: BlockCall) -> BlockPlan:
+    """Return a plan with what it needs to know of the call that it was made for."""
+    return replace(
+        plan,
+        sizes=call.sizes,
+        modules=tuple(call.modules),
+        caller=call.caller,
+        caller_sizes=call.caller_sizes,
+        before=call.before,
+    )
+
+
+def _on_host(effect: Effect) -> str:
+    """Return what a block moves, for the end of a sentence."""
+    if not effect.host_bytes:
+        return ""
+    return f", and {effect.host_bytes} on the host, for which the step waits {effect.wait_s * 1e3:.3g} ms"
+
+
+def block_plan(call: PlannedCall, option: Option) -> BlockPlan:
+    """Return the plan of one block, by addresses and with its reason."""
+    program, decision, effect = call.program, option.decision, option.effect
+
+    def values(storages: Sequence[int]) -> tuple[Value, ...]:
+        return tuple(program.value_of(storage) for storage in sorted(storages))
+
+    saved_bytes = sum(program.nbytes[storage] for storage in program.saved)
+    plain = BlockPlan(
+        fqn=call.fqn,
+        plain=True,
+        operators=program.operators,
+        saved_bytes=saved_bytes,
+        kept_bytes=saved_bytes,
+        why="nothing of it needs to run again",
+    )
+    if decision.is_plain:
+        return plain
+    saved_again = [storage for storage in program.saved if storage not in decision.resident]
+    kept_bytes = sum(program.nbytes[storage] for storage in decision.keep)
+    return replace(
+        plain,
+        plain=False,
+        keep=values(list(decision.keep)),
+        offload=values(list(decision.offload)),
+        recompute=values(saved_again),
+        again=values(list(decision.again)),
+        kept_bytes=kept_bytes,
+        offloaded_bytes=effect.host_bytes,
+        extra_flops=effect.flops,
+        why=(
+            f"{len(set(effect.runs))} of {len(program.units)} operators run again for {len(saved_again)} of "
+            f"{len(program.saved)} saved values; {option.left_bytes} bytes wait for backward"
+            f"{_on_host(effect)}"
+        ),
+    )
+
+
+def grouped_plan(
+    call: PlannedCall, keep: frozenset[int], share: Share, *, group: tuple[str, str]
+) -> BlockPlan:
+    """Return the plan of one block of a group, by addresses and with its reason.
+
+    Args:
+        call: the block's call.
+        keep: what it keeps from the second forward on.
+        share: what it adds to the group.
+        group: FQNs of the first and the last block of the group.
+    """
+    program = call.program
+    used = sorted(keep & (program.saved | {s for unit in share.runs for s in program.units[unit].reads}))
+    again = sorted(program.saved - keep)
+    return BlockPlan(
+        fqn=call.fqn,
+        group=group[0],
+        operators=program.operators,
+        keep=tuple(map(program.value_of, used)),
+        recompute=tuple(map(program.value_of, again)),
+        saved_bytes=sum(program.nbytes[storage] for storage in program.saved),
+        kept_bytes=0,
+        extra_flops=share.effect.flops,
+        why=(
+            f"in the group of {group[0]} to {group[1]}, {_input_of(call, share, group)}; the second forward "
+            f"of the group runs {len(share.again)} of {len(program.units)} operators of this block, and its "
+            f"backward {len(share.runs)} for {len(again)} of {len(program.saved)} saved values"
+        ),
+    )
+
+
+def _input_of(call: PlannedCall, share: Share, group: tuple[str, str]) -> str:
+    """Return what becomes of the input of a block in a group, for the middle of a sentence."""
+    if call.fqn == group[0]:
+        return "which holds this input alone"
+    return f"which makes this input of {share.linked_bytes} bytes again"

@@ -1,0 +1,1 @@
+"""A training step: its operators, its storages, their lives."""

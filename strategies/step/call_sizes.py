@@ -1,0 +1,144 @@
+"""Sizes of what a block computes with in one call, and how they differ from those of its plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from strategies.base import StrategyError
+from strategies.estimate.tensors import tensors_in
+from strategies.step.sizes import TensorSize
+
+OTHER_OPERATORS = (
+    "ac=budget: a block runs other operators on smaller inputs than on the planned ones, and its plan does "
+    "not say what to keep of them: all, where that needs no more bytes, or nothing. Gradients are those of "
+    "the plain block"
+)
+OTHERS_BEFORE = (
+    "ac=budget: before the first block other operators run than those of its plan, and its input stays. "
+    "Gradients are those of the plain model, and the step may need more bytes than the plan says"
+)
+"""What Python warns of."""
+
+_INPUT = "input "
+_DOUBLE = "float64 "
+_FLOATING = ("float", "bfloat")
+
+
+def sizes_of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[TensorSize, ...]:
+    """Return the sizes of the inputs of a call, in order, and of the parameters of `module`.
+
+    Shapes are global ones: ranks that shard parameters have equal sizes.
+    """
+    return *input_sizes(args, kwargs), *parameter_sizes(module)
+
+
+def parameter_sizes(module: nn.Module, fqn: str = "") -> tuple[TensorSize, ...]:
+    """Return the sizes of parameters.
+
+    Args:
+        module: has them.
+        fqn: what their names begin with, where a call has several modules.
+    """
+    before = f"{fqn}." if fqn else ""
+    return tuple(_size(f"parameter {before}{name}", each) for name, each in module.named_parameters())
+
+
+def size_key(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return what `sizes_of` follows from; equal ones have equal sizes, and cost less to find."""
+    found: list[Any] = [(each.shape, each.dtype, each.device) for each in tensors_in((args, kwargs))]
+    _add_parameters(module, found)
+    return found
+
+
+def _add_parameters(module: nn.Module, found: list[Any]) -> None:
+    """Add names, identities and sizes: one parameter under two names is one, as long as it is the same."""
+    for name, each in module._parameters.items():  # noqa: SLF001 (a tenth of the time of named_parameters)
+        if each is not None:
+            found.append((name, id(each), each.shape, each.dtype, each.device))
+    for name, child in module._modules.items():  # noqa: SLF001
+        if child is not None:
+            found.append(name)
+            _add_parameters(child, found)
+
+
+def input_sizes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[TensorSize, ...]:
+    """Return the sizes of the inputs of a call, in order."""
+    return tuple(_size(f"{_INPUT}{n}", each) for n, each in enumerate(tensors_in((args, kwargs))))
+
+
+def difference(planned: Sequence[TensorSize], found: Sequence[TensorSize]) -> str | None:
+    """Return how the sizes of a call are not the planned ones; `None` where they are, or inputs are smaller.
+
+    Smaller inputs, such as the last batch of an epoch or a micro-batch, need no more bytes. A model that was
+    made float64, as checks of gradients do, is as it was planned.
+
+    Args:
+        planned: sizes that the plan was made for.
+        found: sizes of the call.
+    """
+    if planned == found:
+        return None
+    kinds = {each.name: each.kind for each in planned} if _is_double(found) else {}
+    here = {each.name: each._replace(kind=kinds.get(each.name, each.kind)) for each in found}
+    pairs = [(each, here.pop(each.name, None)) for each in planned]
+    unlike = next((pair for pair in pairs if not _fits(*pair)), None)
+    if unlike is not None:
+        return _worded(*unlike)
+    return next((f"made without {_described(each)}" for each in here.values()), None)
+
+
+def _size(name: str, tensor: Tensor) -> TensorSize:
+    """Return the size of a tensor.
+
+    Raises:
+        StrategyError: it is a nested one, whose sizes are values.
+    """
+    if tensor.is_nested:
+        problem = f"{name} of a call is a nested tensor, whose sizes are data, and plans are for sizes"
+        raise StrategyError("ac", f"{problem}; use ac=full, ac=nested or ac=selective_op")
+    kind = f"{str(tensor.dtype).removeprefix('torch.')} on {tensor.device.type}"
+    return TensorSize(name, tuple(map(int, tensor.shape)), kind)
+
+
+def input_share(planned: Sequence[TensorSize], found: Sequence[TensorSize]) -> float:
+    """Return the elements of the largest planned input in a call, as a share of those that were planned."""
+    here = {each.name: math.prod(each.shape) for each in found}
+    inputs = [(math.prod(each.shape), each.name) for each in planned if each.name.startswith(_INPUT)]
+    elements, name = max(inputs, default=(0, ""))
+    return here.get(name, elements) / elements if elements else 1.0
+
+
+def _is_double(found: Sequence[TensorSize]) -> bool:
+    """Say whether all floating-point parameters, of which there are some, are float64."""
+    kinds = [each.kind for each in found if not each.name.startswith(_INPUT)]
+    return any(kind.startswith(_DOUBLE) for kind in kinds) and all(
+        kind.startswith(_DOUBLE) for kind in kinds if kind.startswith(_FLOATING)
+    )
+
+
+def _fits(planned: TensorSize, found: TensorSize | None) -> bool:
+    if found is None or found.kind != planned.kind or len(found.shape) != len(planned.shape):
+        return False
+    if planned.name.startswith(_INPUT):
+        return _is_within(found.shape, planned.shape)
+    return found.shape == planned.shape
+
+
+def _is_within(shape: Iterable[int], largest: Iterable[int]) -> bool:
+    return all(size <= most for size, most in zip(shape, largest, strict=True))
+
+
+def _worded(planned: TensorSize, found: TensorSize | None) -> str:
+    if found is None:
+        return f"made for {_described(planned)}, which this call has not"
+    if found.kind == planned.kind:
+        return f"made for {planned.name} of {planned.shape}, not {found.shape}"
+    return f"made for {_described(planned)}, not {found.shape} {found.kind}"
+
+
+def _described(size: TensorSize) -> str:
+    return f"{size.name} of {size.shape} {size.kind}"

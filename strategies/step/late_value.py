@@ -1,0 +1,199 @@
+"""Saved values that are made again when they are read, and not when autograd asks for them.
+
+A node of autograd asks for all that it has saved before it computes anything. That of a product reads one
+factor for one gradient, and then the other for the other. It gets a `LateValue` for each, so that the first
+factor is gone when the second is made: a tensor without memory that becomes the value in the operator that
+reads it. Each costs some tens of microseconds, so only products get them whose factors are both large.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from strategies.step.memory_layout import MemoryLayout
+from strategies.step.operator_mode import OperatorMode
+
+_DETACH = torch.ops.aten.detach.default
+_PRODUCT = torch.ops.aten.mul.Tensor
+_mode_at = torch._C._get_dispatch_stack_at  # noqa: SLF001 (no public way)
+_FACTORS = 2
+_MOST_UNLIKE = 4
+"""Times that one factor may be as large as the other."""
+
+
+class MayBeLate(Protocol):
+    """Something that autograd has saved.
+
+    Attributes:
+        is_late: whether backward reads it later than it asks for it.
+    """
+
+    is_late: bool
+
+
+class JustSaved:
+    """What autograd has saved of a block's own values since the last operator.
+
+    Autograd saves the factors of a product before the product runs, so that the operator tells what they are.
+    Capture and executor decide by it alike: what one foresees, the other does.
+
+    Args:
+        identify: returns the identity of a tensor's storage.
+    """
+
+    __slots__ = ("_identify", "_saved")
+
+    def __init__(self, identify: Callable[[Tensor], int | None]) -> None:
+        self._identify = identify
+        self._saved: list[tuple[MayBeLate, int, MemoryLayout]] = []
+
+    def add(self, saved: MayBeLate, identity: int, layout: MemoryLayout) -> None:
+        """Take note of what was saved, with the identity of its storage and its layout."""
+        self._saved.append((saved, identity, layout))
+
+    def clear(self) -> None:
+        """Hold nothing more."""
+        self._saved = []
+
+    def before(self, func: Any, args: Sequence[Any]) -> None:
+        """Mark what backward reads late, if an operator that runs now is a product of two large factors."""
+        if not self._saved:
+            return
+        latest, self._saved = self._saved[-_FACTORS:], []
+        factors = factors_of(func, args)
+        if factors and are_large([layout for *_, layout in latest]):
+            identities = [self._identify(each) for each in factors]
+            if Counter(identities) == Counter(identity for _, identity, _ in latest):
+                for saved, *_ in latest:
+                    saved.is_late = True
+
+
+def factors_of(func: Any, args: Sequence[Any]) -> list[Tensor]:
+    """Return both factors of a product where autograd has saved them for it, else nothing.
+
+    Args:
+        func: the operator that runs now.
+        args: its arguments.
+    """
+    if func is not _PRODUCT or not torch.is_grad_enabled():
+        return []
+    factors = [each for each in args if isinstance(each, Tensor) and each.requires_grad]
+    return factors if len(factors) == _FACTORS else []
+
+
+def are_large(saved: Sequence[MemoryLayout]) -> bool:
+    """Say whether both factors are worth reading late, by their layouts: neither is much smaller."""
+    if len(saved) != _FACTORS or not all(each.is_plain for each in saved):
+        return False
+    smaller, larger = sorted(each.size.numel() for each in saved)
+    return smaller * _MOST_UNLIKE >= larger
+
+
+def given(redeem: Callable[[], Tensor], layout: MemoryLayout, device: torch.device) -> Tensor:
+    """Return what becomes a saved value when it is read.
+
+    That is the value itself for a node that records what it does, for gradients of gradients; where a mode of
+    others would not see what runs to make it; and where a compiler looks at what nodes get.
+
+    Args:
+        redeem: returns the value, once.
+        layout: layout of the value.
+        device: device of the value.
+    """
+    if torch.is_grad_enabled() or not _is_seen_by_all() or _is_compiled():
+        return redeem()
+    return LateValue(_Ticket(redeem), layout, device)
+
+
+def _is_seen_by_all() -> bool:
+    """Say whether all modes step aside for wrappers; others would not see what runs to make a value."""
+    modes = (_mode_at(place) for place in range(torch._C._len_torch_dispatch_stack()))  # noqa: SLF001 (no public way)
+    return all(isinstance(mode, OperatorMode | FakeTensorMode) for mode in modes)
+
+
+def _is_compiled() -> bool:
+    """Say whether compiled autograd runs backward."""
+    module = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(module, "in_compiled_autograd_region", False))
+
+
+class _Ticket:
+    """What late values of one saved value share: it is redeemed once."""
+
+    __slots__ = ("_redeem", "_value")
+
+    def __init__(self, redeem: Callable[[], Tensor]) -> None:
+        self._redeem = redeem
+        self._value: Tensor | None = None
+
+    def value(self, *, stays: bool) -> Tensor:
+        """Return the value, and keep it for other readers where it stays."""
+        value = self._redeem() if self._value is None else self._value
+        self._value = value if stays else None
+        return value
+
+
+class LateValue(Tensor):
+    """A tensor without memory; the operator that reads it gets what it stands for.
+
+    Args:
+        ticket: has the value.
+        layout: layout of the value.
+        device: device of the value.
+
+    Attributes:
+        ticket, like: what it was made of.
+    """
+
+    ticket: _Ticket
+    like: MemoryLayout
+
+    @staticmethod
+    def __new__(cls: type[Self], ticket: _Ticket, layout: MemoryLayout, device: torch.device) -> Self:
+        """Return a tensor that looks like the value."""
+        late: Self = Tensor._make_wrapper_subclass(  # noqa: SLF001 (its name)
+            cls, layout.size, strides=layout.stride, dtype=layout.dtype, device=device
+        )
+        late.ticket, late.like = ticket, layout
+        return late
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        """Say that it wraps no tensor: modes take it for a wrapper, and see what runs in its place."""
+        return [], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, context: Any, size: Any, stride: Any) -> Tensor:
+        """Refuse: nothing is known of the value."""
+        raise NotImplementedError
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch's stub has no func
+        cls,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run `func` on the values; that of a factor is gone with the product."""
+        if func is _DETACH:  # autograd takes so what it is given
+            return cls(args[0].ticket, args[0].like, args[0].device)
+
+        stays = func is not _PRODUCT
+        given_args = [_value(each, stays=stays) for each in args]
+        return func(*given_args, **{name: _value(each, stays=stays) for name, each in (kwargs or {}).items()})
+
+
+def _value(argument: Any, *, stays: bool) -> Any:
+    """Return an argument with values in place of what stands for them."""
+    if isinstance(argument, LateValue):
+        return argument.ticket.value(stays=stays)
+    if isinstance(argument, list | tuple):
+        return [_value(each, stays=stays) for each in argument]
+    return argument

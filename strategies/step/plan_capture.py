@@ -1,0 +1,629 @@
+"""Capturing a training step: its operators, and what autograd saves of each block, on real or fake tensors.
+
+Autograd gets a copy of what it saves of a block's own storages and of its inputs, made at the moment of its
+use and seen by no meter. So the captured lives are those of a forward whose values nobody holds for backward,
+and each use in backward is known to the moment: plans are the differences.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
+
+from strategies.base import Observation, StrategyError
+from strategies.estimate.flops import called, flops_of, is_uncounted
+from strategies.estimate.liveness import numbers_bytes
+from strategies.estimate.machine import Machine
+from strategies.estimate.operator_cost import bytes_of, machine_for
+from strategies.estimate.tensors import gradients_of, plain_tensors, tensors_in
+from strategies.regions.blocks import Enclosed, ModelModules
+from strategies.regions.drawn_numbers import DrawWatch
+from strategies.regions.region import Region, enclose, region_of
+from strategies.regions.saved_tensors import kept, local_of, placed_as
+from strategies.step.before_blocks import Before, join, joined, signature_of
+from strategies.step.call_sizes import input_sizes, parameter_sizes, sizes_of
+from strategies.step.late_value import JustSaved, given
+from strategies.step.ledger import is_on_device
+from strategies.step.live_storages import LiveStorages
+from strategies.step.memory_layout import MemoryLayout, dense_of
+from strategies.step.operator_facts import OperatorFacts, facts_of, fake_mode, is_numbered
+from strategies.step.operator_mode import OperatorMode
+from strategies.step.position import Position, running_node
+from strategies.step.sizes import TensorSize
+from strategies.step.step_graph import OUTSIDE, BlockCall, Redemption, StepGraph, StepOperator
+
+RunStep: TypeAlias = Callable[[], object]
+"""Runs forward and backward of a step, and whatever else belongs to it."""
+
+_CHECKPOINT = "torch.utils.checkpoint."
+_REFUSES_HOOKS = "don't yet support saved tensor hooks"
+
+
+def capture(
+    run_step: RunStep,
+    modules: ModelModules,
+    *,
+    device: torch.device,
+    standing: Iterable[Tensor] = (),
+    bodies: Mapping[str, Callable[..., Any]] | None = None,
+) -> StepGraph:
+    """Return the graph of the step that `run_step` runs.
+
+    A mode of fake tensors stands around `capture`, not in `run_step`; one step was run before.
+
+    Args:
+        run_step: the step of one rank.
+        modules: what a plan will decide about; no block is inside another. Modules beside the blocks that run
+            behind all of them are one call. What their caller makes the first block's input of belongs to the
+            call of that.
+        device: device that computes.
+        standing: tensors that lie on the device during the whole step; what operators read is found anyway.
+        bodies: compiled functions that run in place of the forward of blocks. Graphs have no place to put a
+            generator back, so their random operators do not run again; inputs of blocks stay where they are.
+
+    Raises:
+        StrategyError: a block is enclosed by a region already, or none of them ran.
+    """
+    blocks, every = modules.blocks, modules.all()
+    for fqn, block in blocks.items():
+        if isinstance(block, Enclosed):
+            raise StrategyError("ac", f"{fqn!r} is already checkpointed; capture the step of a plain model")
+    watch = _Watch(device, may_draw_again=bodies is None)
+    parameters = [each for module in every.values() for each in plain_tensors(module.parameters())]
+    compiled = bodies or {}
+
+    def listening(fqn: str) -> Region:
+        if fqn in blocks:
+            return _Listening(fqn, watch, compiled.get(fqn))
+        return _Beside(fqn, watch) if fqn in modules.beside else _Calling(fqn, watch)
+
+    calling = dict([modules.caller] if modules.caller else [])
+    with enclosed({**every, **calling}, listening), watch.live:
+        watch.live.add_standing(plain_tensors([*standing, *parameters]))
+        with watch:
+            run_step()
+        gradients = [each for module in every.values() for each in gradients_of(module)]
+        kept_gradients = watch.live.numbers(gradients)
+    if not watch.calls:
+        raise StrategyError("ac.layers_fqn", f"no block ran in the step; blocks are {', '.join(blocks)}")
+    return watch.graph(frozenset(kept_gradients))
+
+
+@contextmanager
+def enclosed(blocks: Mapping[str, nn.Module], region_of: Callable[[str], Region]) -> Iterator[None]:
+    """Put a region around each block inside the scope.
+
+    Args:
+        blocks: modules by plain FQN.
+        region_of: makes the region of a block.
+    """
+    with ExitStack() as regions:
+        for fqn, block in blocks.items():
+            regions.callback(_restored(block))
+            enclose(block, region_of(fqn), holds_call=False)
+        yield
+
+
+def _restored(block: nn.Module) -> Callable[[], None]:
+    """Return what takes the region from `block` again, and puts an earlier one back."""
+    original, earlier = type(block), region_of(block)
+
+    def restore() -> None:
+        block.__class__ = original
+        if earlier is not None:
+            enclose(block, earlier, holds_call=False)
+        else:
+            vars(block).pop("_acbench_region")
+
+    return restore
+
+
+class _Listening:
+    """The region of a block whose step is captured."""
+
+    def __init__(self, fqn: str, watch: _Watch, compiled: Callable[..., Any] | None) -> None:
+        self._fqn = fqn
+        self._watch = watch
+        self._compiled = compiled
+
+    def __call__(
+        self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run the forward of a block and watch it, where gradients are on."""
+        body = self._compiled or body
+        if not torch.is_grad_enabled():
+            return body(*args, **kwargs)
+        if running_node() is not None or _packer().startswith(_CHECKPOINT):
+            problem = (
+                "runs inside of a checkpoint of the model's own, which recomputes what a plan would keep"
+            )
+            raise StrategyError("ac", f"{self._fqn!r} {problem}; take that checkpoint away")
+        call = BlockCall(
+            fqn=self._fqn,
+            start=self._watch.live.ledger.moment,
+            sizes=sizes_of(module, args, kwargs),
+            inputs={} if self._compiled and self._watch.calls else self._watch.made_inputs((args, kwargs)),
+        )
+        self._watch.begin_block(call)
+        return self._watch.run_part(self._fqn, partial(body, *args, **kwargs))
+
+    def observe(self) -> Observation:
+        """Return nothing: the block runs as it is."""
+        return Observation()
+
+
+class _Beside:
+    """The region of a module that stands beside the blocks."""
+
+    def __init__(self, fqn: str, watch: _Watch) -> None:
+        self._fqn = fqn
+        self._watch = watch
+        self._has_run = False
+
+    def __call__(
+        self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run a forward; watch the first one behind a block that no block, checkpoint or backward runs."""
+        if self._has_run or not self._watch.is_behind_a_block or not _is_plain_forward():
+            return body(*args, **kwargs)
+        self._has_run = True
+        self._watch.begin_beside(self._fqn, module, args, kwargs)
+        return self._watch.run_part(self._fqn, partial(body, *args, **kwargs))
+
+    def observe(self) -> Observation:
+        """Return nothing: the module runs as it is."""
+        return Observation()
+
+
+class _Calling:
+    """The region of the module that calls the blocks."""
+
+    def __init__(self, fqn: str, watch: _Watch) -> None:
+        self._fqn = fqn
+        self._watch = watch
+
+    def __call__(
+        self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run the forward; watch what the first one does before it calls a block."""
+        del module
+        if self._watch.calls or not _is_plain_forward():
+            return body(*args, **kwargs)
+        with self._watch.before_blocks(self._fqn, input_sizes(args, kwargs)):
+            return body(*args, **kwargs)
+
+    def observe(self) -> Observation:
+        """Return nothing: the module runs as it is."""
+        return Observation()
+
+
+class _Watch(OperatorMode):
+    """Sees every operator of the step."""
+
+    def __init__(self, device: torch.device, *, may_draw_again: bool) -> None:
+        super().__init__()
+        self._may_draw_again = may_draw_again
+        self.live = LiveStorages(Position(), device=device.type)
+        self.calls: list[BlockCall] = []
+        self._device = device.type
+        self._machine: Machine = machine_for(device)
+        self._operators: list[StepOperator] = []
+        self._inside = OUTSIDE
+        self._is_open = False  # the last call is of modules beside the blocks
+        self._before: Before | None = None
+        self._before_mode: _AsTaped | None = None
+        self._pack: Callable[[Tensor], Callable[[], Tensor]] | None = None
+        self._fakes = fake_mode()
+        self._makers: dict[int, int] = {}  # call that made a storage
+        self._original: dict[int, int] = {}  # storage that a copy stands for
+        self._savings: list[_Saving] = []
+        self._saved = JustSaved(self.live.number)
+        self._tickets: list[weakref.ref[Any]] = []
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run `func` and note it."""
+        self._saved.before(func, args)
+        if not is_numbered(func, self._fakes):
+            return func(*args, **kwargs)
+        start = self.live.ledger.moment
+        facts = facts_of(func)
+        draws = DrawWatch(args, kwargs) if facts.is_untagged and self._fakes is None else None
+        result = func(*args, **kwargs)
+        has_drawn = facts.draws(args, kwargs) or (draws is not None and draws.has_drawn())
+        made: dict[int, int] = {}
+        results = list(plain_tensors(tensors_in(result)))
+        reads = self._storages(tensors_in((args, kwargs)))
+        for position, tensor in enumerate(results):
+            number = self.live.number(tensor)
+            if number is not None and number not in self._makers and number not in reads:
+                made[number] = position
+                self._makers[number] = self._inside
+        self._operators.append(
+            self._operator(
+                func, args, kwargs, result, made=made, reads=reads, start=start, has_drawn=has_drawn
+            )
+        )
+        if self._inside != OUTSIDE:
+            self._note_in(self.calls[self._inside])
+        elif self._before_mode is not None and not self.calls:
+            self._note_before(facts, args, kwargs)
+        return result
+
+    def _note_before(self, facts: OperatorFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note that the latest operator ran before the blocks, and whether a tape could follow it."""
+        assert self._before is not None, "its mode is on"
+        index = len(self._operators) - 1
+        self._before.operators[index] = signature_of(facts.name, (args, kwargs))
+        written = tensors_in(list(facts.written(args, kwargs)))
+        if facts.moves_memory or any(dense_of(each) is None for each in written):
+            self._before.unsafe.add(index)
+
+    def _note_in(self, call: BlockCall) -> None:
+        call.operators.append(len(self._operators) - 1)
+        hooks = _hooks()
+        call.has_own_hooks |= hooks is not None and hooks[0] is not self._pack
+
+    def _operator(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        *,
+        made: dict[int, int],
+        reads: frozenset[int],
+        start: int,
+        has_drawn: bool,
+    ) -> StepOperator:
+        """Return the entry of an operator that has just run: what it read, wrote, made, drew and cost."""
+        node = running_node()
+        target, operands = called(func, args)
+        facts = facts_of(func)
+        writes = self._storages(tensors_in(list(facts.written(args, kwargs))))
+        moved = bytes_of((args, kwargs)) + bytes_of(result)
+        flops = flops_of(target, operands, kwargs, result)
+        seconds = self._machine.operator_s(flops, moved) if made or writes else 0.0
+        if is_uncounted(target, operands):  # of which no more is known than its seconds
+            flops = self._machine.flops_in(seconds)
+        return StepOperator(
+            name=str(func),
+            call=self._inside,
+            ordinal=OUTSIDE if self._inside == OUTSIDE else len(self.calls[self._inside].operators),
+            is_forward=node is None or self._inside != OUTSIDE,
+            start=start,
+            end=self.live.ledger.moment,
+            reads=reads,
+            writes=writes,
+            makes=made,
+            flops=flops,
+            seconds=seconds,
+            private_bytes=numbers_bytes(func, args),
+            random_states=int(has_drawn and self._may_draw_again),
+            is_repeatable=not facts.communicates and (self._may_draw_again or not has_drawn),
+            node="" if node is None else str(node.name()),
+        )
+
+    def _storages(self, tensors: Iterable[Tensor]) -> frozenset[int]:
+        numbers = (self.live.number(tensor) for tensor in plain_tensors(tensors))
+        return frozenset(self._original.get(number, number) for number in numbers if number is not None)
+
+    def made_inputs(self, values: Any) -> dict[int, int]:
+        """Return the storages of inputs that an operator of the step has made, with their numbers."""
+        found: dict[int, int] = {}
+        for number, tensor in enumerate(tensors_in(values)):
+            local = local_of(tensor)
+            storage = None if local is None or local.is_conj() or local.is_neg() else self.live.number(local)
+            if storage is not None and storage in self._makers:
+                found.setdefault(storage, number)
+        return found
+
+    @property
+    def is_behind_a_block(self) -> bool:
+        """Whether a block has run, and no forward runs now that is watched."""
+        return self._inside == OUTSIDE and bool(self.calls)
+
+    @contextmanager
+    def before_blocks(self, caller: str, sizes: tuple[TensorSize, ...]) -> Iterator[None]:
+        """Note what runs inside the scope, until the first block does."""
+        self._before = Before(caller=caller, sizes=sizes, start=self.live.ledger.moment)
+        self._before_mode = _AsTaped()
+        self._before_mode.__enter__()
+        try:
+            yield
+        finally:
+            self._leave_before()
+
+    def _leave_before(self) -> bool:
+        """Note nothing more before the blocks; say whether the modes are as they were then."""
+        mode, self._before_mode = self._before_mode, None
+        if mode is None or _get_current_dispatch_mode() is not mode:
+            self._before_mode = mode  # until that of somebody else is gone
+            return False
+        mode.__exit__(None, None, None)
+        return True
+
+    def begin_beside(
+        self, fqn: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Begin the forward of a module beside the blocks: a call, or the next part of the open one."""
+        if not self._is_open:
+            call = BlockCall(
+                fqn=fqn,
+                start=self.live.ledger.moment,
+                sizes=input_sizes(args, kwargs),
+                inputs=self.made_inputs((args, kwargs)),
+            )
+            self.calls.append(call)
+            self._is_open = True
+        call = self.calls[-1]
+        call.modules.append(fqn)
+        call.sizes = (*call.sizes, *parameter_sizes(module, fqn))
+
+    def begin_block(self, call: BlockCall) -> None:
+        """Begin the forward of a block.
+
+        Raises:
+            StrategyError: it runs inside another block.
+        """
+        if self._inside != OUTSIDE:
+            raise StrategyError("ac.layers_fqn", f"{call.fqn!r} runs inside another block")
+        if self._is_open:
+            self._dissolve()
+            self._is_open = False
+        if not self.calls and self._before is not None and self._leave_before():
+            made = {s for index in self._before.operators for s in self._operators[index].makes}
+            self._before.given = frozenset(made.intersection(call.inputs))
+        self.calls.append(call)
+
+    def _dissolve(self) -> None:
+        """Take the last call for operators outside of blocks."""
+        last = len(self.calls) - 1
+        for index in self.calls.pop().operators:
+            operator = self._operators[index]
+            operator.call = operator.ordinal = OUTSIDE
+            self._makers |= dict.fromkeys(operator.makes, OUTSIDE)
+        for each in self._savings:
+            each.call = OUTSIDE if each.call == last else each.call
+
+    def run_part(self, fqn: str, body: Callable[[], Any]) -> Any:
+        """Return what a part of the last call returns, and hold nothing of it for backward."""
+        number = len(self.calls) - 1
+        call = self.calls[number]
+        self._inside = number
+
+        self._pack = partial(self._packed, call=number)
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpacked), _AsTaped():
+                return body()
+        except RuntimeError as error:
+            if _REFUSES_HOOKS not in str(error):
+                raise
+            problem = "differentiates by torch.func, which refuses hooks on saved tensors"
+            remedy = "use ac=none, or ac=selective_layer without this block"
+            raise StrategyError("ac", f"{fqn!r} {problem}, and with them a plan; {remedy}") from error
+        finally:
+            self._inside, self._pack = OUTSIDE, None
+            call.end = self.live.ledger.moment
+
+    def _packed(self, saved: Tensor, call: int) -> Callable[[], Tensor]:
+        """Return what gives a saved tensor back: itself, or a copy that is noted when backward asks."""
+        local = local_of(saved)
+        storage = None if local is None else self.live.number(local)
+        with _disable_current_modes(), torch.no_grad():
+            if local is None or storage is None or not self._is_planned(storage, call):
+                return kept(saved)
+            copied = _copy_of(local)
+            placed = placed_as(saved) if isinstance(saved, DTensor) else None
+            saved_on = saved.device
+            layout = MemoryLayout.of(saved, local)
+        saving = _Saving(storage, call)
+        self._savings.append(saving)
+        if self._makers.get(storage) == call:
+            self._saved.add(saving, storage, layout)
+
+        def redeem() -> Tensor:
+            """Return the value, noted as asked for now, in the placement that was saved."""
+            with _disable_current_modes(), torch.no_grad():
+                value = _copy_of(copied)
+            self._redeem(value, saving)
+            return value if placed is None else placed(value)
+
+        def unpack() -> Tensor:
+            """Return what backward gets."""
+            return given(redeem, layout, saved_on) if saving.is_late else redeem()
+
+        self._tickets.append(weakref.ref(unpack, partial(self._release, saving)))
+        return unpack
+
+    def _release(self, saving: _Saving, _: weakref.ref[Any]) -> None:
+        """Note that the graph has let go of what was saved."""
+        saving.released = self.live.ledger.moment
+
+    def _is_planned(self, storage: int, call: int) -> bool:
+        """Say whether a plan may decide about a storage in a call, which has made it or got it as input."""
+        return self._makers.get(storage, OUTSIDE) == call or storage in self.calls[call].inputs
+
+    def _redeem(self, value: Tensor, saving: _Saving) -> None:
+        """Note that backward asked for a saved value, which is alive from now on."""
+        moment = self.live.ledger.moment
+        self.live.add_made(value, "a saved value")
+        number = self.live.number(value)
+        assert number is not None
+        self._original[number] = saving.storage
+        node = running_node()
+        saving.asked.append((number, moment, "" if node is None else str(node.name())))
+
+    def graph(self, gradients: frozenset[int]) -> StepGraph:
+        """Return the step; call it after the meter's end."""
+        if self._is_open and not any(each.call == len(self.calls) - 1 for each in self._savings):
+            self._dissolve()
+        if self._before is not None and self._before.given:
+            self._join(self._before)
+        if not self._may_draw_again:  # inputs of compiled blocks stay where they are
+            self.calls[0].inputs = {}
+        ledger = self.live.ledger
+        lives = ledger.lives
+        changes = [(change.life, change.delta) for change in ledger.changes]
+        counted = [is_on_device(life) and number not in self._original for number, life in enumerate(lives)]
+        deltas = np.array([delta if counted[life] else 0 for life, delta in changes], dtype=np.int64)
+        nbytes = {number: life.nbytes for number, life in enumerate(lives)}
+        deaths = dict.fromkeys(range(len(lives)), len(changes))
+        largest: dict[int, int] = {}
+        running, gathered = dict.fromkeys(range(len(lives)), 0), set()
+        for moment, (life, delta) in enumerate(changes):
+            if not running[life] and life in largest:
+                gathered.add(life)
+            running[life] += delta
+            largest[life] = max(largest.get(life, 0), running[life])
+            if delta < 0 and not lives[life].nbytes:
+                deaths[life] = moment
+        nbytes |= {number: largest[number] for number in largest if lives[number].phase}
+        nbytes = {number: size if is_on_device(lives[number]) else 0 for number, size in nbytes.items()}
+        held = ledger.start_bytes(is_on_device) + np.concatenate([[0], np.cumsum(deltas)])
+        self._settle(deaths, held, nbytes)
+        self._pin_parts(gathered)
+        fixed = set(range(len(lives))) - {life for life, _ in changes}
+        return StepGraph(
+            operators=self._operators,
+            calls=self.calls,
+            nbytes=nbytes,
+            deaths=deaths,
+            held_bytes=held,
+            gathered=frozenset(gathered),
+            gradients=gradients,
+            fixed_bytes=sum(nbytes[number] for number in fixed),
+            device=self._device,
+        )
+
+    def _settle(self, deaths: dict[int, int], held: npt.NDArray[np.int64], nbytes: Mapping[int, int]) -> None:
+        """Note in the calls what backward asks for; what no plan decides about, autograd holds as ever."""
+
+        def hold(storage: int, until: int) -> None:
+            if until > deaths[storage]:
+                held[deaths[storage] + 1 : until + 1] += nbytes[storage]
+                deaths[storage] = until
+
+        self._give_back_shared()
+        for each in self._savings:
+            released = len(held) - 1 if each.released is None else each.released
+            if each.call == OUTSIDE:
+                hold(each.storage, released)
+                continue
+            call = self.calls[each.call]
+            if not each.asked and released > call.end:
+                hold(each.storage, released)
+                call.unasked.add(each.storage)
+            for number, moment, node in each.asked:
+                if self._is_planned(each.storage, each.call):
+                    times = {"moment": moment, "until": deaths[number], "released": released}
+                    call.redemptions.append(Redemption(storage=each.storage, node=node, **times))
+                else:
+                    hold(each.storage, max(deaths[number], released))
+
+    def _pin_parts(self, gathered: AbstractSet[int]) -> None:
+        """Let no operator run again that has not in backward what it had in forward.
+
+        Parameters of modules beside the blocks may be sharded again then; and what runs between two parts of
+        a call may have written to what the first has made.
+        """
+        spoilt = {number for number, call in enumerate(self.calls) if call.modules and self._is_written(call)}
+        for number, call in enumerate(self.calls):
+            for operator in (self._operators[index] for index in call.operators):
+                is_beside = call.modules or operator.ordinal < len(call.before)
+                if is_beside and (number in spoilt or not operator.reads.isdisjoint(gathered)):
+                    operator.is_repeatable = False
+
+    def _is_written(self, call: BlockCall) -> bool:
+        """Say whether others write to what operators of a call have read or made, before it has ended."""
+        own, known = frozenset(call.operators), set[int]()
+        for number, operator in enumerate(self._operators):
+            if number in own:
+                known |= operator.reads | operator.makes.keys()
+            elif operator.start < call.end and not known.isdisjoint(operator.writes):
+                return True
+        return False
+
+    def _join(self, before: Before) -> None:
+        """Let what the first block's inputs are made of belong to its call."""
+        asked = {each.storage for each in self._savings if each.call == 0 and each.asked}
+        found = joined(before, self.calls[0], self._operators, asked)
+        if found:
+            self._makers |= join(before, self.calls[0], self._operators, found)
+
+    def _give_back_shared(self) -> None:
+        """Leave as they are those inputs that not one call alone asks for, or that a call writes to."""
+        askers: dict[int, set[int]] = {}
+        for each in self._savings:
+            askers.setdefault(each.storage, set()).add(each.call if each.asked else OUTSIDE)
+        for number, call in enumerate(self.calls):
+            written = {storage for index in call.operators for storage in self._operators[index].writes}
+            call.inputs = {
+                storage: place
+                for storage, place in call.inputs.items()
+                if askers.get(storage) == {number} and storage not in written
+            }
+
+
+@dataclass(slots=True, eq=False)
+class _Saving:
+    """What autograd has saved on a storage in a call.
+
+    Fields:
+        storage, call: their numbers; `OUTSIDE` of a call that is none any more.
+        asked: life of each copy that backward got, the moment, and the name of the node that asked for it.
+        released: moment at which the graph let go of it; `None` where it never did.
+        is_late: whether backward reads it later than it asks for it.
+    """
+
+    storage: int
+    call: int
+    asked: list[tuple[int, int, str]] = field(default_factory=list)
+    released: int | None = None
+    is_late: bool = False
+
+
+def _is_plain_forward() -> bool:
+    """Say whether a forward with gradients runs that nobody packs saved tensors of."""
+    return torch.is_grad_enabled() and running_node() is None and _hooks() is None
+
+
+class _AsTaped(OperatorMode):
+    """Stands where a tape will: under the mode of another, attention adds its mask to a copy."""
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run `func`."""
+        return func(*args, **kwargs)
+
+
+def _hooks() -> Any:
+    """Return what packs and unpacks saved tensors now, `None` where nothing does."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001 (no public way)
+
+
+def _packer() -> str:
+    """Return the qualified name of what packs saved tensors now."""
+    hooks = _hooks()
+    return "" if hooks is None else f"{hooks[0].__module__}.{hooks[0].__qualname__}"
+
+
+def _copy_of(tensor: Tensor) -> Tensor:
+    """Return a tensor of the same layout on a copy of the storage."""
+    whole = tensor.untyped_storage().nbytes() // tensor.element_size()
+    copy = tensor.detach().as_strided((whole,), (1,), 0).clone()
+    return copy.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+
+def _unpacked(packed: Callable[[], Tensor]) -> Tensor:
+    return packed()

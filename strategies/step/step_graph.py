@@ -1,0 +1,167 @@
+"""A training step at the level of storages: which operators ran, what they read and made, what lived when.
+
+*Moments* count the births, resizings and deaths of storages: moment t is what lives after t of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from strategies.step.sizes import PriorOperator, TensorSize
+
+OUTSIDE = -1
+"""The call of an operator that no block runs."""
+
+
+@dataclass(kw_only=True, slots=True)
+class StepOperator:
+    """One operator of a step.
+
+    Fields:
+        name: name and overload.
+        call: number of the block call whose forward runs it; `OUTSIDE` of all others.
+        ordinal: its number among the operators of that forward.
+        is_forward: whether it runs in forward.
+        start, end: moments before it and after it.
+        reads: storages of its operands.
+        writes: storages that it writes to in place.
+        makes: storages that it makes, each with the number of the tensor among its results.
+        flops, seconds: its work.
+        private_bytes: bytes that it makes and frees on top of results.
+        random_states: generators whose state decides its result.
+        is_repeatable: whether a plan may run it again.
+        node: name of the autograd node that runs it.
+    """
+
+    name: str
+    call: int
+    ordinal: int
+    is_forward: bool
+    start: int
+    end: int
+    reads: frozenset[int]
+    writes: frozenset[int]
+    makes: Mapping[int, int]
+    flops: int
+    seconds: float
+    private_bytes: int
+    random_states: int
+    is_repeatable: bool
+    node: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Redemption:
+    """A value that a node of autograd has asked for.
+
+    Fields:
+        storage: the storage that it lies on.
+        moment: the moment at which it is asked for.
+        until: the last moment at which the node holds it.
+        released: the last moment at which the graph holds what autograd has saved; later than `until` where a
+            gradient is summed to the shape of its input.
+        node: name of the node.
+    """
+
+    storage: int
+    moment: int
+    until: int
+    released: int
+    node: str
+
+
+@dataclass(kw_only=True, slots=True)
+class BlockCall:
+    """One call of a block.
+
+    Fields:
+        fqn: plain FQN of the block.
+        start, end: moments between which its forward runs.
+        operators: numbers of its operators in the step.
+        redemptions: what autograd has saved of the storages that they make, and of `inputs`, in the order of
+            backward.
+        sizes: sizes of its inputs and of the block's parameters.
+        inputs: storages of inputs that a plan may move, each with the number of the input: those that an
+            operator of the step has made, and of which no other call asks for anything.
+        unasked: storages that the graph holds after forward, and that backward does not ask for.
+        has_own_hooks: whether code within packs what autograd saves, as a checkpoint does.
+        modules: plain FQNs of the modules beside the blocks whose forwards, one after another, are this one;
+            empty of a block.
+        caller: FQN of the module that calls the block, of whose operators before it some belong to this call;
+            `None` where none do.
+        caller_sizes: sizes of the inputs of that module.
+        before: those operators, the first ones of the call.
+    """
+
+    fqn: str
+    start: int
+    end: int = 0
+    operators: list[int] = field(default_factory=list)
+    redemptions: list[Redemption] = field(default_factory=list)
+    sizes: tuple[TensorSize, ...] = ()
+    inputs: dict[int, int] = field(default_factory=dict)
+    unasked: set[int] = field(default_factory=set)
+    has_own_hooks: bool = False
+    modules: list[str] = field(default_factory=list)
+    caller: str | None = None
+    caller_sizes: tuple[TensorSize, ...] = ()
+    before: tuple[PriorOperator, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepGraph:
+    """One training step as it was captured.
+
+    What autograd saves of a block's own storages and inputs is not held: they live as forward has them.
+
+    Fields:
+        operators: all operators, in order of time.
+        calls: the calls of blocks, in order of time.
+        nbytes: bytes of each storage, by number; 0 of one on the host.
+        deaths: the last moment at which each storage lives, by number.
+        held_bytes: bytes that live at each moment, shape (moments + 1,).
+        gathered: storages that are emptied and filled again, as FSDP does with parameters.
+        gradients: storages of gradients that outlive the step.
+        fixed_bytes: bytes there before the step, and never freed in it.
+        device: type of the device that computes.
+    """
+
+    operators: Sequence[StepOperator]
+    calls: Sequence[BlockCall]
+    nbytes: Mapping[int, int]
+    deaths: Mapping[int, int]
+    held_bytes: npt.NDArray[np.int64]
+    gathered: frozenset[int] = frozenset()
+    gradients: frozenset[int]
+    fixed_bytes: int
+    device: str
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of the step."""
+        return sum(operator.flops for operator in self.operators)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the operators, by the machine's numbers."""
+        return sum(operator.seconds for operator in self.operators)
+
+    def fingerprint(self, call: BlockCall) -> str:
+        """Return the number of operators of a call and a digest of names, order and bytes."""
+        numbers: dict[int, int] = {}
+        digest = hashlib.sha256()
+        for operator in (self.operators[index] for index in call.operators):
+            for storage in (*sorted(operator.reads), *operator.makes):
+                numbers.setdefault(storage, len(numbers))
+            known = (
+                operator.name,
+                sorted(numbers[storage] for storage in operator.reads),
+                [(numbers[storage], self.nbytes[storage]) for storage in operator.makes],
+            )
+            digest.update(repr(known).encode())
+        return f"{len(call.operators)} operators, {digest.hexdigest()[:16]}"

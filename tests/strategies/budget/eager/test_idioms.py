@@ -1,0 +1,196 @@
+"""What users write in blocks and around them: planned bit for bit and byte for byte, or refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from strategies import StrategyError
+from strategies.ac.budget import Budget
+from strategies.budget.eager import carrying_out
+from strategies.budget.eager.first_call import shadow_step
+from strategies.budget.plan import Plan
+from strategies.budget.planning.planner import Planner
+from strategies.step.plan_capture import capture
+from tests.strategies.budget.eager.idioms import (
+    BESIDE,
+    BETWEEN,
+    IN_PLACE,
+    ITERATORS,
+    MODELS,
+    REFUSED,
+    ROWS,
+    STATES,
+    TOKENS,
+    WIDTH,
+    WITHOUT_DATA,
+    Between,
+    Model,
+    Parts,
+    of,
+)
+from tests.strategies.budget.small_steps import measured_peak_bytes, step_of
+
+HOST_BYTES = 1 << 30
+BUDGET = Budget(fraction=1.0, layers_fqn="layers")
+SHAPES = {"two dimensions": (ROWS * TOKENS, WIDTH), "three dimensions": (ROWS, TOKENS, WIDTH)}
+ROOM = 0.3
+"""Share of the way from the smallest peak to the plain one."""
+
+
+def rows(shape: tuple[int, ...] = SHAPES["three dimensions"]) -> Tensor:
+    torch.manual_seed(0)
+    return torch.randn(shape)
+
+
+def planner_of(model: nn.Module, x: Tensor, host_bytes: int) -> Planner:
+    step_of(model, x)()
+    model.zero_grad()
+    standing = [*model.parameters(), *model.buffers(), x]
+    graph = capture(
+        step_of(model, x),
+        BUDGET.modules_of(model),
+        device=torch.device("cpu"),
+        standing=standing,
+    )
+    return Planner(graph, host_bytes=host_bytes)
+
+
+def trained(model: nn.Module, x: Tensor) -> list[Any]:
+    """Return what two steps leave: gradients, buffers and the generator's state."""
+    torch.manual_seed(1)
+    found: list[Any] = []
+    for _ in range(2):
+        step_of(model, x)()
+        found += [None if each.grad is None else each.grad.clone() for each in model.parameters()]
+        found += [each.clone() for each in model.buffers()]
+    return [*found, torch.get_rng_state()]
+
+
+def are_equal(expected: list[Any], found: list[Any]) -> bool:
+    pairs = zip(expected, found, strict=True)
+    return all(b is None if a is None else b is not None and torch.equal(a, b) for a, b in pairs)
+
+
+def examine(make: Callable[[], Model], x: Tensor, plan: Plan) -> int:
+    """Require that a plan is carried out as it says, and return the number of blocks that it changes."""
+    planned = make()
+    modules = BUDGET.modules_of(planned)
+    carrying_out.enclose(plan.with_idle(modules.blocks), modules)
+    assert are_equal(trained(make(), x), trained(planned, x))
+    peak, on_host = (
+        measured_peak_bytes(planned, [x], step_of(planned, x), on_host=on_host) for on_host in (False, True)
+    )
+    assert (peak, on_host) == (plan.predicted_peak_bytes, plan.offloaded_bytes)
+    assert peak <= plan.budget_bytes
+    return sum(not block.plain for block in plan.blocks)
+
+
+def has_run(make: Callable[[], Model], x: Tensor) -> Model:
+    """Return a model after a step, which makes what is made lazily."""
+    model = make()
+    step_of(model, x)()
+    return model
+
+
+def examine_plans(make: Callable[[], Model], x: Tensor) -> None:
+    """Require that the smallest plan, and one with room on the host, are carried out as they say."""
+    model = has_run(make, x)
+    plain_bytes = measured_peak_bytes(model, [x], step_of(model, x))
+    changed = 0
+    for share, host_bytes in ((0.0, 0), (ROOM, HOST_BYTES)):
+        planner = planner_of(make(), x, host_bytes)
+        assert planner.plain_peak_bytes == plain_bytes
+        smallest = planner.minimum_feasible_bytes
+        changed += examine(make, x, planner.plan(int(smallest + share * (plain_bytes - smallest))))
+    assert changed
+
+
+def sum_step(model: nn.Module, x: Tensor) -> Callable[[], None]:
+    """Return the step that a first call plans for."""
+
+    def run() -> None:
+        model.zero_grad()
+        outputs = model(x)
+        outputs.backward(outputs.detach().new_ones(()).expand(outputs.shape))
+
+    return run
+
+
+def first_call(make: Callable[[], Model], x: Tensor) -> Budget:
+    """Return the strategy whose first call plans for little more than the smallest peak."""
+    plan = BUDGET.plan(shadow_step(make(), (x,), {}))
+    smallest, plain = plan.minimum_feasible_bytes, plan.plain_peak_bytes
+    return Budget(fraction=(smallest + ROOM * (plain - smallest)) / plain, layers_fqn="layers")
+
+
+def examine_first_call(make: Callable[[], Model], x: Tensor) -> None:
+    """Require that what a first call plans keeps the budget, and has the gradients of the plain model."""
+    budget = first_call(make, x)
+    planned = budget.apply(make())
+    assert are_equal(trained(make(), x), trained(planned, x))
+    plan = budget.observe(planned).plan
+    assert plan is not None
+    assert measured_peak_bytes(planned, [x], sum_step(planned, x)) <= plan["budget_bytes"]
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("between", IN_PLACE.values(), ids=IN_PLACE)
+def test_in_place_on_what_a_linear_made(between: Between, shape: tuple[int, ...]) -> None:
+    examine_plans(of(between), rows(shape))
+    examine_first_call(of(between), rows(shape))
+
+
+@pytest.mark.parametrize(("between", "parts"), BETWEEN.values(), ids=BETWEEN)
+def test_an_idiom_between_linears(between: Between, parts: Parts) -> None:
+    examine_plans(of(between, parts), rows())
+    examine_first_call(of(between, parts), rows())
+
+
+@pytest.mark.parametrize("make", [*MODELS.values(), *BESIDE.values()], ids=[*MODELS, *BESIDE])
+def test_an_idiom_around_blocks(make: Callable[[], Model]) -> None:
+    examine_plans(make, rows())
+    examine_first_call(make, rows())
+
+
+@pytest.mark.parametrize(("make", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_no_plan_can_follow_is_refused_by_name(make: Callable[[], Model], words: str) -> None:
+    with pytest.raises(StrategyError, match=re.escape(words)):
+        examine_plans(make, rows())
+    with pytest.raises(StrategyError, match=re.escape(words)):
+        examine_first_call(make, rows())
+
+
+@pytest.mark.parametrize(("make", "words"), WITHOUT_DATA.values(), ids=WITHOUT_DATA)
+def test_what_needs_data_is_refused_at_a_first_call_and_planned_from_a_step(
+    make: Callable[[], Model], words: str
+) -> None:
+    with pytest.raises(StrategyError, match=re.escape(words)):
+        Budget(fraction=0.95, layers_fqn="layers").apply(make())(rows())
+    examine_plans(make, rows())
+
+
+@pytest.mark.parametrize("made", STATES.values(), ids=STATES)
+def test_a_first_call_leaves_the_state_of_python_as_it_was(made: Callable[[], tuple[Any, Between]]) -> None:
+    def make() -> Model:
+        state, between = made()
+        model = of(between)()
+        for block in model.layers:
+            block.state = state
+        return model
+
+    examine_first_call(make, rows())
+
+
+@pytest.mark.parametrize("made", ITERATORS.values(), ids=ITERATORS)
+def test_a_first_call_refuses_what_it_would_use_up(made: Callable[[], Any]) -> None:
+    model = of(lambda block, h: h / next(block.state))()
+    for block in model.layers:
+        block.state = made()
+    with pytest.raises(StrategyError, match=r"holds the iterator 'state', which .* Budget\.write_plan"):
+        Budget(fraction=0.95, layers_fqn="layers").apply(model)(rows())

@@ -1,0 +1,175 @@
+"""Plans: within the budget, above the bound, and cheaper with every byte."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from strategies.budget.planning.lower_bound import LowerBound
+from strategies.budget.planning.planner import BudgetBelowMinimum, Planner
+from strategies.step.step_graph import StepGraph
+from tests.strategies.budget.small_steps import WIDTH, Gated, GatedBlock
+from tests.strategies.step.test_plan_capture import captured
+
+SHARES = (0.95, 0.85, 0.75, 0.65, 0.55)
+
+
+@cache
+def graph(dropout: float = 0.0) -> StepGraph:
+    return captured(Gated(dropout), torch.randn(8, 32, WIDTH))
+
+
+@cache
+def planner(dropout: float = 0.0) -> Planner:
+    return Planner(graph(dropout))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_plans_keep_their_budgets_and_never_beat_the_bound(dropout: float) -> None:
+    plain = planner(dropout).plain_peak_bytes
+    plans = [planner(dropout).plan(int(share * plain)) for share in SHARES]
+    assert all(plan.predicted_peak_bytes <= plan.budget_bytes for plan in plans)
+    assert all(plan.extra_flops >= plan.lower_bound_extra_flops for plan in plans)
+    assert [plan.extra_flops for plan in plans] == sorted(plan.extra_flops for plan in plans)
+    assert plans[-1].extra_flops > 0
+
+
+def test_of_plans_that_cost_nothing_that_with_the_fewest_tapes_is_taken() -> None:
+    budget = int(0.9 * planner().plain_peak_bytes)
+    plans = [Planner(graph(), is_taped=is_taped).plan(budget) for is_taped in (True, False)]
+    assert [plan.extra_flops for plan in plans] == [0, 0]
+    assert [sum(not block.plain for block in plan.blocks) for plan in plans] == [2, 4]
+
+
+def test_a_budget_that_needs_nothing_gives_a_plain_plan() -> None:
+    plan = planner().plan(planner().plain_peak_bytes)
+    assert plan.is_plain
+    assert "the budget needs nothing" in plan.describe()
+    assert (plan.extra_flops, plan.lower_bound_extra_flops) == (0, 0)
+
+
+def test_a_budget_below_the_minimum_is_refused_with_both_minima() -> None:
+    least = planner().minimum_feasible_bytes
+    assert planner().plan(least).predicted_peak_bytes == least
+    with pytest.raises(BudgetBelowMinimum, match=r"^ac: no plan keeps the step's peak within") as refused:
+        planner().plan(least - 1)
+    assert refused.value.minimum_feasible_bytes == least
+    assert 0 < refused.value.proven_minimum_bytes <= least
+
+
+def test_what_is_known_to_fit_is_taken_where_stages_say_more_than_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = Planner._made_stages
+    monkeypatch.setattr(
+        Planner,
+        "_made_stages",
+        lambda self: [replace(stage, between=stage.between + (1 << 21)) for stage in made(self)],
+    )
+    careful = Planner(graph())
+    assert careful.plan(careful.minimum_feasible_bytes).predicted_peak_bytes == careful.minimum_feasible_bytes
+    assert careful.plan(careful.plain_peak_bytes).is_plain
+
+
+def test_a_bound_that_finds_no_schedule_proves_nothing() -> None:
+    unsure = Planner(graph())
+    unsure.bound = LowerBound(replace(graph(), fixed_bytes=unsure.plain_peak_bytes))
+    assert unsure.bound.cost(unsure.minimum_feasible_bytes) == math.inf
+    assert unsure.plan(unsure.minimum_feasible_bytes).lower_bound_extra_flops == 0
+
+
+@pytest.mark.parametrize("name", ["aten.silu.default", "aten.native_layer_norm.default"])
+def test_what_may_not_run_again_never_does(name: str) -> None:
+    once = [replace(each, is_repeatable=each.name != name) for each in graph().operators]
+    careful = Planner(replace(graph(), operators=once))
+    plan = careful.plan(careful.minimum_feasible_bytes)
+    again = {value.name for block in plan.blocks for value in block.recompute}
+    assert ("aten.addmm.default" in again, name in again) == (True, False)
+
+
+def test_a_plan_says_what_is_kept_and_what_runs_again() -> None:
+    plan = planner().plan(int(0.55 * planner().plain_peak_bytes))
+    text = plan.describe()
+    assert "% extra FLOPs; no schedule of these operators keeps the budget with less than" in text
+    block = next(block for block in plan.blocks if not block.plain)
+    assert set(block.keep).isdisjoint(block.recompute)
+    assert f"\n{block.fqn} " in text or f"\n{block.fqn}: " in text
+
+
+class Checkpointed(GatedBlock):
+    """A block with a checkpoint of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = checkpoint(super().forward, x, use_reentrant=False)
+        return outputs
+
+
+class CalledTwice(Gated):
+    """Runs its first block twice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = super().forward(self.layers[0](x))
+        return outputs
+
+
+class Several(nn.ModuleList):
+    """Blocks of which the second is another one."""
+
+    def __init__(self, second: nn.Module) -> None:
+        super().__init__([GatedBlock(), second, GatedBlock()])
+
+
+def planner_with(second: nn.Module) -> Planner:
+    model = Gated()
+    model.layers = Several(second)
+    return Planner(captured(model, torch.randn(4, 8, WIDTH)))
+
+
+@pytest.mark.parametrize("second", [nn.Identity(), nn.Flatten(2)], ids=["no operator", "a view"])
+def test_a_call_that_saves_nothing_is_plain(second: nn.Module) -> None:
+    planner = planner_with(second)
+    plan = planner.plan(planner.minimum_feasible_bytes)
+    assert [block.plain for block in plan.blocks][1]
+    assert plan.predicted_peak_bytes <= plan.budget_bytes < plan.plain_peak_bytes
+
+
+LIMITS = {
+    "a checkpoint inside": (
+        lambda: planner_with(Checkpointed()),
+        "'layers.1', which have checkpoints of their own, or other hooks on saved tensors",
+    ),
+    "called twice": (
+        lambda: Planner(captured(CalledTwice(), torch.randn(4, 8, WIDTH))),
+        "'layers.0', which are called 2 times in a step",
+    ),
+}
+
+
+@pytest.mark.parametrize(("made", "limits"), LIMITS.values(), ids=LIMITS)
+def test_a_refusal_names_blocks_that_no_plan_changes(made: Callable[[], Planner], limits: str) -> None:
+    planner = made()
+    with pytest.raises(BudgetBelowMinimum) as refused:
+        planner.plan(1)
+    assert refused.value.limits == f"; plans leave as they are {limits}; ac=full may need less"
+    assert str(refused.value).endswith(refused.value.limits)
+    reasons = {block.fqn: block.why for block in planner.plan(planner.plain_peak_bytes).blocks}
+    assert all(
+        why == f"no plan is made for blocks that {limits.partition(', which ')[2]}"
+        for fqn, why in reasons.items()
+        if repr(fqn) in limits
+    )
+
+
+def test_a_plan_has_the_sizes_of_what_it_was_made_for() -> None:
+    sizes = planner().plan(planner().minimum_feasible_bytes).blocks[0].sizes
+    assert sizes[0] == ("input 0", (8, 32, WIDTH), "float32 on cpu")
+    assert {size.name for size in sizes[1:]} == {
+        f"parameter {name}" for name, _ in GatedBlock().named_parameters()
+    }

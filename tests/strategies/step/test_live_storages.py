@@ -1,0 +1,62 @@
+"""The meter of live storages on fake tensors, as rehearsals use it: bytes are those of real tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+
+from strategies.step.ledger import Kind, is_activation
+from strategies.step.live_storages import LiveStorages
+from strategies.step.position import Position
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a result": lambda x: x.sin(),
+    "a chain whose middle dies": lambda x: x.sin().cos().exp(),
+    "a number that a product saves": lambda x: (x * 2.0).sum(),
+    "a number that a sum drops": lambda x: (x + 2.0).sum(),
+    "a loss reduced in the memory of its elements": lambda x: functional.mse_loss(x, torch.zeros_like(x)),
+    "an operand read in backward": lambda x: (x.sin() * x.cos()).sum(),
+}
+
+
+def activation_peak_bytes(function: Callable[[Tensor], Tensor], x: Tensor) -> int:
+    live = LiveStorages(Position(), device="cpu")
+    with live:
+        live.add_standing([x])
+        result = function(x)
+        if result.requires_grad and not result.dim():
+            result.backward()  # type: ignore[no-untyped-call]
+            assert x.grad is not None
+            live.ledger.mark(live.numbers([x.grad]), Kind.GRADIENT)
+        return live.ledger.peak(is_activation).nbytes
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("has_gradient", [False, True])
+def test_fake_tensors_peak_as_real_ones(name: str, *, has_gradient: bool) -> None:
+    real = activation_peak_bytes(FUNCTIONS[name], torch.ones(4, 8, requires_grad=has_gradient))
+    with FakeTensorMode():
+        fake = activation_peak_bytes(FUNCTIONS[name], torch.ones(4, 8, requires_grad=has_gradient))
+    assert fake == real > 0
+
+
+def test_what_stands_is_no_activation() -> None:
+    x = torch.ones(4, 8)
+    live = LiveStorages(Position(), device="cpu")
+    with live:
+        standing = live.add_standing([x])
+        assert live.numbers([x.view(8, 4)]) == standing
+    assert live.ledger.peak(is_activation).nbytes == 0
+
+
+def test_memory_of_another_device_is_host_memory() -> None:
+    live = LiveStorages(Position(), device="cuda")
+    with live:
+        kept = torch.ones(4, 8).sin()
+    assert kept.device.type == "cpu"
+    assert [life.on_host for life in live.ledger.lives] == [True, True]
