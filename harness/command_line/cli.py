@@ -34,6 +34,7 @@ from harness.command_line.schema import (
     settings,
     swept_variants,
     to_yaml,
+    within_usable,
     without_idle_options,
     words_of_found,
 )
@@ -136,7 +137,7 @@ def _execute(command: _Command, words: Sequence[str]) -> None:
     try:
         refuse_mistyped(words)
         with sigterm_exits(), planning_shown():
-            with hydra_told(words_for_hydra(words)):
+            with hydra_told(words_for_hydra(words, is_plan=command.act == "predict")):
                 _hydra_main()
             if command.single is not None:
                 assert command.hydra is not None
@@ -182,7 +183,8 @@ def point(
 
     Args:
         config: as Hydra composed it.
-        launcher: launcher of the command; it refuses a mesh that it cannot run. `None`: any mesh will do.
+        launcher: launcher of the command; it refuses a mesh that it cannot run. `None`: nothing runs, so any
+            mesh will do, and `ac=budget` without a number asks for what is usable of the hardware.
         preflight: checks of the command, which look at the model.
         swept: variants of the sweep that the point is of, which then ignores the options of others; `None` is
             no sweep.
@@ -191,6 +193,9 @@ def point(
     fields = experiment_fields(config)
     if swept is not None:
         fields = without_idle_options(fields, swept)
+    hardware = hardware_of(config)
+    if launcher is None:
+        fields = within_usable(fields, hardware)
     experiment: Experiment | None = None
     refusal: ValueError | None = None
     resolved: dict[str, Any] = encode(as_refused(fields))
@@ -218,7 +223,7 @@ def point(
         refusal=refusal,
         is_sound=experiment is not None,
         yaml=to_yaml(resolved),
-        hardware=hardware_of(config),
+        hardware=hardware,
     )
 
 

@@ -55,7 +55,7 @@ def _is_value(words: Sequence[str], word: str) -> bool:
     return place > 0 and words[place - 1].startswith("-") and words[place - 1] not in _SWEEP_FLAGS
 
 
-def words_for_hydra(words: Sequence[str]) -> list[str]:
+def words_for_hydra(words: Sequence[str], *, is_plan: bool = False) -> list[str]:
     """Return the words of a command as Hydra can take them.
 
     The flag of a sweep goes to the front: behind an override Hydra would not know the overrides after it.
@@ -63,10 +63,17 @@ def words_for_hydra(words: Sequence[str]) -> list[str]:
     it to the default choice of that group, which may not have it, and so may a choice of the sweep, whose
     points `materialise` then refuses without ending the command. An option of a mapping, such as an argument
     of a user's factory, is added always.
+
+    Args:
+        words: those of the command.
+        is_plan: whether the command predicts; where it names hardware, a glob means `ac=budget` too, which
+            then asks for what is usable.
     """
     added = _OPTION_OF_A_GROUP if any(word in _SWEEP_FLAGS for word in words) else _OPTION_OF_A_MAPPING
     flag = ["--multirun"] if added is _OPTION_OF_A_GROUP else []
     others = [word for word in words if word not in _SWEEP_FLAGS]
+    if is_plan and any(word.startswith("hardware=") for word in words):
+        others.append("hydra.sweeper.leaves_out=[compiler_budget,file,torch_remat]")
     return [*flag, *(f"++{word}" if added.match(word) else word for word in others)]
 
 

@@ -12,7 +12,8 @@ acbench-plan predicts what trials need and take, on any hardware and any mesh; n
 Options are those of acbench (acbench --help lists groups and defaults), and:
 
   -m               a sweep: a=1,2 for values, a=glob(*) for all variants that need no number
-  hardware=NAME    what is predicted for, such as h100, rtx4090, this_cpu; hardware.usable_gib=40 for a part
+  hardware=NAME    what is predicted for, such as h100, rtx4090, this_cpu; hardware.usable_gib=40 for a part;
+                   ac=budget without a number then asks for what is usable, and glob(*) means it too
   solve=FIELD      batch_size, sequence_length, model.n_layers: the largest that fits;
                    mesh.dp_shard, mesh.tp: the smallest
   --json           records as a JSON array on stdout

@@ -105,6 +105,18 @@ def experiment_fields(config: DictConfig) -> dict[str, Any]:
     return _plain(config, names)
 
 
+def within_usable(fields: dict[str, Any], hardware: Hardware | None) -> dict[str, Any]:
+    """Return `fields`, in which `ac=budget` without a number asks for what is usable of `hardware`."""
+    ac = fields["ac"]
+    is_asked = isinstance(ac, Mapping) and ac.get("name") == "budget"
+    if hardware is None or not is_asked or any(ac.get(number) is not None for number in _BUDGETS):
+        return fields
+    return {**fields, "ac": {**ac, "budget_gib": hardware.usable_gib}}
+
+
+_BUDGETS = ("budget_gib", "fraction", "plan_file")
+
+
 def materialise(fields: Mapping[str, Any], search: Search = searched_here) -> Experiment:
     """Return the experiment that `fields` describe.
 

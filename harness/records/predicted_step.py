@@ -69,6 +69,7 @@ class Outlook:
         needed_bytes: bytes of it that a rank takes; `None` where nothing is predicted.
         is_stand_in: whether kernels of another device were followed than the hardware's.
         solved: the field that was solved for.
+        bound_by: what the step waits for longest there: `compute`, `memory`, `network` or `host`.
     """
 
     state: str
@@ -77,6 +78,7 @@ class Outlook:
     needed_bytes: int | None = None
     is_stand_in: bool = False
     solved: SolvedField | None = None
+    bound_by: str | None = None
 
     @property
     def fits(self) -> bool | None:

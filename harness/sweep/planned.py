@@ -141,6 +141,7 @@ def _row(
         solved=None
         if solved is None
         else SolvedField(field=solved.field, value=solved.value, is_limit=solved.is_limit),
+        bound_by=answer.bound_by,
     )
 
 

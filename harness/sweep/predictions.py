@@ -16,6 +16,7 @@ from harness.errors import ConfigError, UnplannedError
 from harness.experiment.experiment import Experiment
 from harness.last_words import last_words
 from harness.predict import batch_sizes, prediction, step_time
+from harness.predict.hardware import Hardware
 from harness.predict.solve import solve
 from harness.records.measured import MemoryNumbers
 from harness.report.facts.number_words import human_bytes
@@ -95,10 +96,11 @@ def answer(question: Question, batch_sizes: Sequence[int] = ()) -> Answer:
     predict = partial(prediction.predict, device=FOLLOWED, seconds=seconds)
     try:
         if question.field is None:
-            return Answer(record=predict(question.experiment, batch_sizes=batch_sizes))
+            record = predict(question.experiment, batch_sizes=batch_sizes)
+            return Answer(record=record, bound_by=_bound_by(question.experiment, hardware, batch_sizes))
         assert hardware is not None, "the command line refuses to solve without hardware"
         solved, experiment = solve(question.experiment, question.field, hardware, _memory)
-        return Answer(record=predict(experiment), solved=solved)
+        return Answer(record=predict(experiment), solved=solved, bound_by=_bound_by(experiment, hardware))
     except (ConfigError, StrategyError) as error:
         return Answer(refusal=error)
     except Exception as error:  # noqa: BLE001 (a defect of ours in one point is told, and the others go on)
@@ -112,6 +114,15 @@ def answer(question: Question, batch_sizes: Sequence[int] = ()) -> Answer:
         return Answer(
             refusal=UnplannedError("acbench-plan", f"{problem}; report it with the traceback on stderr")
         )
+
+
+def _bound_by(
+    experiment: Experiment, hardware: Hardware | None, batch_sizes: Sequence[int] = ()
+) -> str | None:
+    """Return what a step that was just predicted waits for longest; `None` without hardware."""
+    if hardware is None:
+        return None
+    return step_time.bound_by(prediction.step_of(experiment, FOLLOWED, batch_sizes).trace, hardware)
 
 
 def _memory(experiment: Experiment) -> MemoryNumbers:

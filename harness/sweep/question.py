@@ -38,8 +38,10 @@ class Answer:
         record: its record; that of the solved point where a field was asked for. `None` where it is refused.
         solved: value of that field.
         refusal: why there is no prediction.
+        bound_by: what its step waits for longest on the hardware: `compute`, `memory`, `network` or `host`.
     """
 
     record: Record | None = None
     solved: Solved | None = None
     refusal: ValueError | None = None
+    bound_by: str | None = None

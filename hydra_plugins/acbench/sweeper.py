@@ -27,6 +27,12 @@ class ProductSweeper(BasicSweeper):
     the same: the option is added, and the harness refuses that point alone.
     """
 
+    def __init__(
+        self, max_batch_size: int | None, params: dict[str, str] | None, leaves_out: Sequence[str]
+    ) -> None:
+        super().__init__(max_batch_size, params)
+        self._leaves_out = leaves_out
+
     def sweep(self, arguments: list[str]) -> list[Sequence[JobReturn]]:
         """Launch all points at once; one that does not compose ends the command."""
         assert self.hydra_context is not None
@@ -35,7 +41,7 @@ class ProductSweeper(BasicSweeper):
         overrides = parser.parse_overrides([*self._parse_config(), *arguments])
         for override in overrides:
             _add_where_missing(override)
-            _choose(override)
+            _choose(override, self._leaves_out)
         (points,) = self.split_arguments(overrides, max_batch_size=None)
         return [self.launcher.launch(points, initial_job_idx=0)]
 
@@ -45,8 +51,12 @@ def _add_where_missing(override: Override) -> None:
         override.type = OverrideType.FORCE_ADD
 
 
-def _choose(override: Override) -> None:
+def _choose(override: Override, asked_for: Sequence[str]) -> None:
     """Let a glob leave out what must be asked for.
+
+    Args:
+        override: of the command.
+        asked_for: variants of AC that must be asked for.
 
     Raises:
         HydraException: nothing is left.
@@ -57,7 +67,7 @@ def _choose(override: Override) -> None:
     assert override.config_loader is not None
     options = override.config_loader.get_group_options(override.key_or_group)
     if override.key_or_group == "ac":
-        absent = [name for name in left_out(value.include, options) if name in options]
+        absent = [name for name in left_out(value.include, options, asked_for) if name in options]
         value.exclude.extend(absent)
         matched = [name for name in absent if any(fnmatch(name, pattern) for pattern in value.include)]
         if matched:
@@ -69,7 +79,9 @@ def _choose(override: Override) -> None:
         raise HydraException(f"{override.key_or_group}: {pattern} matches {known}; give values by name")
 
 
-def left_out(patterns: Sequence[str], options: Sequence[str]) -> list[str]:
+def left_out(
+    patterns: Sequence[str], options: Sequence[str], asked_for: Sequence[str] = ASKED_FOR
+) -> list[str]:
     """Return the variants that a glob over `ac` does not mean.
 
     A pattern asks for what must be asked for, if it matches nothing else: `compiler*` does, `*` does not.
@@ -77,10 +89,11 @@ def left_out(patterns: Sequence[str], options: Sequence[str]) -> list[str]:
     Args:
         patterns: those of the glob.
         options: names of all variants.
+        asked_for: variants that must be asked for.
     """
-    usual = [name for name in options if name not in ASKED_FOR]
+    usual = [name for name in options if name not in asked_for]
     asking = [pattern for pattern in patterns if not any(fnmatch(name, pattern) for name in usual)]
-    return [name for name in ASKED_FOR if not any(fnmatch(name, pattern) for pattern in asking)]
+    return [name for name in asked_for if not any(fnmatch(name, pattern) for pattern in asking)]
 
 
 # a plain node, as for the launcher
@@ -91,6 +104,7 @@ ConfigStore.instance().store(
         "_target_": "hydra_plugins.acbench.sweeper.ProductSweeper",
         "max_batch_size": None,
         "params": None,
+        "leaves_out": list(ASKED_FOR),
     },
     provider="acbench",
 )

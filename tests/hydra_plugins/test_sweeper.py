@@ -23,3 +23,7 @@ BUDGET, COMPILER, FILE, REMAT = ASKED_FOR
 def test_a_pattern_asks_for_what_it_alone_can_mean(patterns: list[str], expected: list[str]) -> None:
     assert set(ASKED_FOR) < set(ac_variants)
     assert left_out(patterns, [*ac_variants]) == expected
+
+
+def test_a_command_may_know_the_number_of_one() -> None:
+    assert left_out(["*"], [*ac_variants], [COMPILER, FILE]) == [COMPILER, FILE]

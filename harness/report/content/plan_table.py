@@ -26,6 +26,7 @@ LEGEND: Legend = {
         "step time: a roofline of operators, collectives and host copies; *: nothing beside it needs less "
         "memory and less time (same model, mesh and recipe)."
     ),
+    ("bound by",): "bound by: what the step waits for longest: compute, memory, network or host.",
     ("tokens/s",): "tokens/s: of a device.",
     ("job's tokens/s",): "job's tokens/s: of all devices together.",
 }
@@ -52,6 +53,7 @@ class PlannedPoint:
         is_stand_in: whether kernels of another device were followed than the hardware's.
         is_defect: whether a defect of ours kept it from being predicted.
         solved: the field that was solved for.
+        bound_by: what the step waits for longest there: `compute`, `memory`, `network` or `host`.
     """
 
     asked: Mapping[str, Any]
@@ -63,6 +65,7 @@ class PlannedPoint:
     is_stand_in: bool = False
     is_defect: bool = False
     solved: SolvedField | None = None
+    bound_by: str | None = None
 
     @property
     def fits(self) -> bool | None:
@@ -79,6 +82,7 @@ class PlannedPoint:
             needed_bytes=self.needed_bytes,
             is_stand_in=self.is_stand_in,
             solved=self.solved,
+            bound_by=self.bound_by,
         )
 
     @property
@@ -110,6 +114,7 @@ class PlannedPoint:
             "hardware": self.hardware,
             "usable_bytes": self.usable_bytes,
             "state": self.state,
+            "bound_by": self.bound_by,
             "notes": [*_about(self), *_of_kernels([self])],
         }
         solved = {} if self.solved is None else {"solved": encode(self.solved)}
@@ -153,6 +158,7 @@ def _predicted_columns(rows: Sequence[PlannedPoint]) -> dict[str, list[str]]:
         "fits": [_FITS[row.fits] for row in rows],
         "FLOPs": [_flops(row.record) for row in rows],
         "step time": [f"{time} *" if index in best else time for index, time in enumerate(times)],
+        "bound by": [row.bound_by or NOTHING for row in rows],
         "tokens/s": [_cell(row, quantities.TOKENS_PER_S) for row in rows],
         "job's tokens/s": _of_jobs(rows),
         "state": [row.state for row in rows],
@@ -208,10 +214,20 @@ def _best(rows: Sequence[PlannedPoint]) -> set[int]:
         known = [index for index in group if rows[index].speed is not None]
         if any(rows[index].solved for index in known):
             fitting = [index for index in known if rows[index].fits]
-            best |= {max(fitting, key=lambda index: rows[index].speed or 0)} if fitting else set()
+            best |= {_fastest_of(rows, fitting)} if fitting else set()
         else:
             best |= {index for index in known if not any(_beats(rows[other], rows[index]) for other in known)}
     return best
+
+
+def _fastest_of(rows: Sequence[PlannedPoint], numbers: Sequence[int]) -> int:
+    """Return the fastest of the numbered rows; of equals that with the fewest bytes, then the plain one."""
+
+    def worth(index: int) -> tuple[float, int, bool]:
+        row = rows[index]
+        return row.speed or 0, -(row.needed_bytes or 0), group_name(row.asked, "ac") == "none"
+
+    return max(numbers, key=worth)
 
 
 def _beats(one: PlannedPoint, other: PlannedPoint) -> bool:
@@ -250,7 +266,7 @@ def _fastest(rows: Sequence[PlannedPoint], names: Sequence[str]) -> Iterator[str
     for group in _groups(rows).values():
         fitting = [index for index in group if rows[index].fits and rows[index].speed is not None]
         if fitting:
-            best = max(fitting, key=lambda index: rows[index].speed or 0)
+            best = _fastest_of(rows, fitting)
             yield f"fastest that fits {rows[best].hardware}: {names[best]}, {_speed_in_words(rows[best])}"
 
 

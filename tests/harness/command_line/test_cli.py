@@ -301,8 +301,18 @@ def test_a_plan_predicts_and_leaves_nothing(acbench_plan: Run, tmp_path: Path) -
         ("refused", None, "refused"),
     ] * 2
     assert rows[0]["time"]["step_time_s"]["median"] > 0
+    assert rows[0]["bound_by"] == "host"  # launches take longer than operators of this size
     assert done.stderr.splitlines()[-1].startswith("[2/2] ")
     assert _files(tmp_path) == []
+
+
+def test_a_glob_of_a_plan_on_hardware_means_a_budget_of_what_is_usable(acbench_plan: Run) -> None:
+    done = acbench_plan("-m", *SMALL, "ac=glob(b*)", "hardware=h100", "hardware.usable_gib=0.5", "--json")
+    (row,) = json.loads(done.stdout)
+    assert (done.code, row["experiment"]["ac"]["name"], row["experiment"]["ac"]["budget_gib"]) == (
+        *(0, "budget"),
+        0.5,
+    )
 
 
 def test_the_version_is_ours(acbench: Run) -> None:

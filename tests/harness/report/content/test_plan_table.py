@@ -40,6 +40,17 @@ def refused(ac: str) -> PlannedPoint:
     return PlannedPoint(asked=asked, record=found, state="refused", hardware="h100", usable_bytes=40 * GIB)
 
 
+def test_of_equally_fast_rows_that_with_the_fewest_bytes_is_named_then_the_plain_one() -> None:
+    rows = [row("offload", 30, 0.5), row("full", 20, 0.5), row("none", 20, 0.5), row("nested", 10, 0.7)]
+    assert plan_sheet(rows).notes[0].startswith("fastest that fits h100: none on shard2, ")
+    assert plan_sheet(rows[:2]).notes[0].startswith("fastest that fits h100: full on shard2, ")
+
+
+def test_what_a_step_waits_for_is_a_column() -> None:
+    sheet = plan_sheet([replace(row("none", 20, 0.5), bound_by="memory"), row("full", 10, 0.6)])
+    assert [cells[sheet.columns.index("bound by")] for cells in sheet.rows] == ["memory", "—"]
+
+
 def test_every_point_is_a_row() -> None:
     sheet = plan_sheet(
         [row("none", 50, 0.5), row("full", 20, 0.7), row("offload", 30, 0.8), refused("nested")]
