@@ -48,7 +48,7 @@ def test_of_equally_fast_rows_that_with_the_fewest_bytes_is_named_then_the_plain
 
 def test_what_a_step_waits_for_is_a_column() -> None:
     sheet = plan_sheet([replace(row("none", 20, 0.5), bound_by="memory"), row("full", 10, 0.6)])
-    assert [cells[sheet.columns.index("bound by")] for cells in sheet.rows] == ["memory", "—"]
+    assert [cells[sheet.columns.index("bound by")] for cells in sheet.rows] == ["memory", "-"]
 
 
 def test_every_point_is_a_row() -> None:
