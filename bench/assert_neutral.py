@@ -28,7 +28,7 @@ from harness.check import NotNeutral, assert_neutral
 from harness.experiment.experiment import Experiment
 from harness.models.base import Batch
 from harness.trial.batches import batches
-from harness.trial.planned_step import build
+from harness.trial.plain_model import PlainModel
 
 SETS = ("authors", "newcomer", "unseen", "transformers")
 _SMALL: dict[str, Any] = {
@@ -155,8 +155,8 @@ def _module(case: Case) -> Said:
 
 
 def _made(experiment: Experiment, batch: Batch) -> WithLoss:
-    model, loss, _ = build(experiment, torch.device("cpu"))
-    return WithLoss(model, lambda outputs: loss(outputs, batch))
+    plain = PlainModel.of(experiment, torch.device("cpu"))
+    return WithLoss(plain.model, lambda outputs: plain.loss(outputs, batch))
 
 
 def _architectures() -> Iterator[tuple[str, Callable[[], Said]]]:

@@ -41,9 +41,9 @@ from harness.predict.without_data import as_with_values
 from harness.records.statistics import Ratio, ratio_to_baseline
 from harness.trial.assemble import assemble
 from harness.trial.batches import batches
+from harness.trial.plain_model import PlainModel
 from harness.trial.plan_budget import beside_recomputation, carrying_out
-from harness.trial.planned_step import build, planned_step
-from strategies import PlansFromStep
+from harness.trial.planned_step import planned_step
 from strategies.ac.budget import Budget
 from strategies.budget.compiled import compiled_planning
 from strategies.budget.plan import Plan
@@ -153,11 +153,11 @@ def in_chunks(experiment: Experiment) -> list[tuple[Mapping[str, Any], StepGraph
     device = torch.device("cpu")
     beside = replace(experiment, ac=Budget(layers_fqn=experiment.model.layers_fqn, fraction=1.0))
     sample = batches(experiment, device, dp_rank=0)(0)
-    model, loss, _ = build(experiment, device)
-    step = planned_step(beside_recomputation(beside), model, loss, sample, device)
+    plain = PlainModel.of(experiment, device)
+    step = planned_step(beside_recomputation(beside), plain, sample, device)
     found = []
     with TemporaryDirectory() as folder:
-        for number, offer in enumerate(ChunkBudget().offers(model, sample.inputs, step)):
+        for number, offer in enumerate(ChunkBudget().offers(plain.model, sample.inputs, step)):
             file = Path(folder, f"{number}.json")
             file.write_text(json.dumps({"chunk": offer}), encoding="utf-8")
             chunked = replace(experiment, chunk=FromPlan(plan_file=str(file)))
@@ -356,7 +356,8 @@ def _smallest(
 
 def _with_chunks(experiment: Experiment) -> Experiment:
     """Return an experiment with the chunks of its plan, if it has any."""
-    file = experiment.ac.plan_file if isinstance(experiment.ac, PlansFromStep) else None
+    planner = experiment.ac.step_planner
+    file = None if planner is None else planner.plan_file
     return experiment if file is None else carrying_out(experiment, Path(file))
 
 

@@ -14,27 +14,17 @@ from typing import TYPE_CHECKING, TypeVar
 
 from strategies.base import (
     CallSite,
-    ChecksUnits,
-    FollowsPlan,
-    HasViews,
     InfeasibleBudget,
-    JoinsLoss,
-    LimitsCompilation,
     LossInputs,
     Observation,
     OffersPlans,
     Partition,
-    PartitionsBlocks,
     PlannedStep,
-    PlansForStep,
     PlansFromStep,
-    ReadsParameters,
     RunnableStep,
-    SetsPartitioner,
     Strategy,
     StrategyError,
     Tolerance,
-    call_site_of,
     held_chunks,
 )
 
@@ -78,7 +68,7 @@ ac_variants = variants(import_module("strategies.ac"), Strategy)
 eager_variants = {
     name: variant
     for name, variant in ac_variants.items()
-    if not hasattr(variant, "partitioner")
+    if variant.partitioner is Strategy.partitioner
     and not hasattr(variant, "is_given")
     and find_spec(getattr(variant, "package", "torch")) is not None
 }
@@ -90,28 +80,18 @@ shard_variants: dict[str, type[Sharding]] = variants(
 
 __all__ = [
     "CallSite",
-    "ChecksUnits",
-    "FollowsPlan",
-    "HasViews",
     "InfeasibleBudget",
-    "JoinsLoss",
-    "LimitsCompilation",
     "LossInputs",
     "Observation",
     "OffersPlans",
     "Partition",
-    "PartitionsBlocks",
     "PlannedStep",
-    "PlansForStep",
     "PlansFromStep",
-    "ReadsParameters",
     "RunnableStep",
-    "SetsPartitioner",
     "Strategy",
     "StrategyError",
     "Tolerance",
     "ac_variants",
-    "call_site_of",
     "chunk_variants",
     "eager_variants",
     "held_chunks",

@@ -16,7 +16,6 @@ from typing import (
     Protocol,
     get_args,
     get_type_hints,
-    runtime_checkable,
 )
 
 from strategies.text_files import read_text
@@ -125,8 +124,11 @@ class Strategy:
     """A transformation of a model that must not change its mathematics.
 
     Subclasses are frozen dataclasses. Their fields are their configuration; `__post_init__` refuses a value
-    out of range. A strategy holds no state: one strategy can be applied to several models of a process. What
-    only some strategies do is a protocol below.
+    out of range. A strategy holds no state: one strategy can be applied to several models of a process.
+
+    Only `apply` must be written. Other methods are the stages at which a strategy may take part, in order:
+    planning, compilation, distribution over a mesh, the call of a training loop, and what a person is shown.
+    Their defaults do nothing.
 
     Attributes:
         tolerance: how far results may move in fp32; `None` where they are bitwise equal to the plain model's.
@@ -135,12 +137,16 @@ class Strategy:
             their number: no budget, count or plan spans blocks. A step is then predicted from few blocks.
         scales_with_batch: whether it does the same with more samples, as far as no size becomes larger than
             another: no plan is made of bytes. Steps are then predicted from those of other batch sizes.
+        reads_parameters: whether `apply` needs the shapes of parameters, which FSDP1 flattens.
+        views: names that `view` knows.
     """
 
     tolerance: ClassVar[Tolerance | None] = None
     reduced_tolerance: ClassVar[Tolerance | None] = None
     acts_on_each_block_alone: ClassVar[bool] = False
     scales_with_batch: ClassVar[bool] = False
+    reads_parameters: ClassVar[bool] = False
+    views: ClassVar[tuple[str, ...]] = ()
 
     def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:
         """Return the model to use; it may be `model` itself, changed in place.
@@ -154,9 +160,119 @@ class Strategy:
         """
         raise NotImplementedError
 
+    @property
+    def step_planner(self) -> PlansFromStep | None:
+        """The strategy itself, where its plan is made of a step that the plain model takes."""
+        return None
+
+    @property
+    def chunk_offers(self) -> OffersPlans | None:
+        """The strategy itself, where it leaves its budget to the `step_planner` and offers it plans."""
+        return None
+
+    @property
+    def follows(self) -> bool:
+        """Whether it has no budget of its own: that of the `step_planner` counts for both."""
+        return False
+
+    def for_step(
+        self,
+        step: PlannedStep,  # noqa: ARG002 (the default plans nothing)
+        plans: MutableMapping[str, Any] | None = None,  # noqa: ARG002 (as above)
+        key: str = "",  # noqa: ARG002 (as above)
+    ) -> Strategy:
+        """Return the strategy with plans for the training step that the model is part of.
+
+        Args:
+            step: around the model.
+            plans: those of earlier models by their keys, in the strategy's own form; a new one is added.
+            key: equal for equal models in equal steps, which share one plan.
+        """
+        return self
+
+    def has_loss(self, model: nn.Module) -> bool:  # noqa: ARG002 (the default leaves the loss outside)
+        """Whether `model`, which `apply` returned, gives the loss where its last input is `LossInputs`."""
+        return False
+
+    def check_compilation(self, order: str, scope: str) -> None:
+        """Refuse places in or around compiled code where its regions were seen not to work.
+
+        Args:
+            order: `ac_first` where compiled code holds the regions, `compile_first` where regions hold it.
+            scope: `blocks` or `model`: what is compiled.
+
+        Raises:
+            StrategyError: naming the option to change.
+        """
+
+    @property
+    def partitioner(self) -> Mapping[str, Any]:
+        """What to set of `torch._functorch.config` while the model is compiled, and only then."""
+        return {}
+
+    @property
+    def needs_compiler(self) -> bool:
+        """Whether only a compiler carries it out: under `partitioner`, or by `partitions`."""
+        return bool(self.partitioner)
+
+    def partitions(self, model: nn.Module, compiler: str) -> Mapping[str, Partition]:  # noqa: ARG002 (it plans none)
+        """Return the partition functions of blocks by FQN; equal ones may share what is compiled.
+
+        Args:
+            model: a model that `apply` returned.
+            compiler: the backend of `torch.compile`.
+
+        Raises:
+            StrategyError: they are made for another compiler or model.
+        """
+        return {}
+
+    def enclose_beside(self, model: nn.Module) -> None:
+        """Put regions around what is not compiled, once the blocks are compiled with `partitions`."""
+
+    def check_units(self, model: nn.Module, units: Collection[str]) -> None:
+        """Refuse units of FSDP that the strategy does not suit.
+
+        Args:
+            model: what `apply` returned.
+            units: plain FQNs of the modules that will be FSDP units.
+
+        Raises:
+            StrategyError: naming the unit.
+        """
+
+    def call_site(self, model: nn.Module) -> CallSite:  # noqa: ARG002 (refused whatever the model)
+        """Return what a training loop calls instead of `model`, which stays as it is.
+
+        Raises:
+            StrategyError: the strategy does not stand around calls, or does not suit this model.
+        """
+        name = type(self).__name__
+        raise StrategyError("wrap_order", f"call_site does not suit {name}; use inside_fsdp")
+
     def observe(self, model: nn.Module) -> Observation:  # noqa: ARG002 (the default has nothing to look at)
         """Return what the latest training step of `model` showed."""
         return Observation()
+
+    def view(
+        self,
+        name: str,
+        model: nn.Module,
+        sample: tuple[Any, ...],
+        keywords: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return a view as text, of what the strategy does to a model.
+
+        Args:
+            name: one of `views`.
+            model: a plain model, to which the strategy is applied; on the meta device is enough.
+            sample: example positional inputs.
+            keywords: inputs that the model takes by name alone.
+
+        Raises:
+            StrategyError: the model is unsuitable.
+        """
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,22 +304,6 @@ class PlannedStep:
     units: tuple[str, ...] = ()
 
 
-@runtime_checkable
-class PlansForStep(Protocol):
-    """A strategy whose plan depends on the training step that the model is part of."""
-
-    def for_step(
-        self, step: PlannedStep, plans: MutableMapping[str, Any] | None = None, key: str = ""
-    ) -> Strategy:
-        """Return the strategy with plans for `step`.
-
-        Args:
-            step: around the model.
-            plans: those of earlier models by their keys, in the strategy's own form; a new one is added.
-            key: equal for equal models in equal steps, which share one plan.
-        """
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunnableStep:
     """The training step of one rank, as the plain model takes it.
@@ -230,7 +330,6 @@ class RunnableStep:
     chunk: Mapping[str, Any] | None = None
 
 
-@runtime_checkable
 class PlansFromStep(Protocol):
     """A strategy whose plan is made of a step that the plain model takes, for all ranks alike."""
 
@@ -268,18 +367,8 @@ class PlansFromStep(Protocol):
         """Return the strategy with the plan in `file`."""
 
 
-@runtime_checkable
-class FollowsPlan(Protocol):
-    """A strategy that may leave its budget to one that plans from a step, and then is part of that plan."""
-
-    @property
-    def follows(self) -> bool:
-        """Whether it has no budget of its own."""
-
-
-@runtime_checkable
-class OffersPlans(FollowsPlan, Protocol):
-    """One that offers plans to choose from."""
+class OffersPlans(Protocol):
+    """A strategy that leaves its budget to one that plans from a step, and offers it plans to choose from."""
 
     def offers(
         self, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep
@@ -329,132 +418,11 @@ class LossInputs(NamedTuple):
     values: tuple[Any, ...]
 
 
-@runtime_checkable
-class JoinsLoss(Protocol):
-    """A strategy that may make the loss part of the model."""
-
-    def has_loss(self, model: nn.Module) -> bool:
-        """Whether `model`, which `apply` returned, gives the loss where its last input is `LossInputs`."""
-
-
-@runtime_checkable
-class ChecksUnits(Protocol):
-    """A strategy that does not suit every choice of FSDP units."""
-
-    def check_units(self, model: nn.Module, units: Collection[str]) -> None:
-        """Refuse units that the strategy does not suit.
-
-        Args:
-            model: what `apply` returned.
-            units: plain FQNs of the modules that will be FSDP units.
-
-        Raises:
-            StrategyError: naming the unit.
-        """
-
-
-@runtime_checkable
-class ReadsParameters(Protocol):
-    """A strategy whose `apply` needs the shapes of parameters, which FSDP1 flattens."""
-
-    reads_parameters: ClassVar[bool]
-
-
-@runtime_checkable
-class SetsPartitioner(Protocol):
-    """A strategy that only a compiler carries out, and needs nothing but to be told.
-
-    Attributes:
-        partitioner: what to set of `torch._functorch.config` while a model is compiled, and only then.
-    """
-
-    @property
-    def partitioner(self) -> Mapping[str, Any]:
-        """Options and their values."""
-
-
 class Partition(Protocol):
     """A partition function, as AOTAutograd calls it."""
 
     def __call__(self, joint_module: Any, joint_inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
         """Return the graphs of forward and backward."""
-
-
-@runtime_checkable
-class PartitionsBlocks(Protocol):
-    """A strategy that only a compiler carries out, block by block, where its options say so.
-
-    Attributes:
-        needs_compiler: whether its options say so.
-    """
-
-    @property
-    def needs_compiler(self) -> bool:
-        """Whether a compiler carries it out."""
-
-    def partitions(self, model: nn.Module, compiler: str) -> Mapping[str, Partition]:
-        """Return the partition functions of blocks by FQN; equal ones may share what is compiled.
-
-        Args:
-            model: a model that `apply` returned.
-            compiler: the backend of `torch.compile`.
-
-        Raises:
-            StrategyError: they are made for another compiler or model.
-        """
-
-    def enclose_beside(self, model: nn.Module) -> None:
-        """Put regions around what is not compiled, once the blocks are.
-
-        Args:
-            model: the model whose blocks are compiled with `partitions`.
-        """
-
-
-@runtime_checkable
-class LimitsCompilation(Protocol):
-    """A strategy whose regions cannot stand everywhere in or around compiled code."""
-
-    def check_compilation(self, order: str, scope: str) -> None:
-        """Refuse what was seen not to work.
-
-        Args:
-            order: `ac_first` where compiled code holds the regions, `compile_first` where regions hold it.
-            scope: `blocks` or `model`: what is compiled.
-
-        Raises:
-            StrategyError: naming the option to change.
-        """
-
-
-@runtime_checkable
-class HasViews(Protocol):
-    """A strategy that can show a person what it does to a model.
-
-    Attributes:
-        views: names that `view` knows.
-    """
-
-    views: ClassVar[tuple[str, ...]]
-
-    def view(
-        self,
-        name: str,
-        model: nn.Module,
-        sample: tuple[Any, ...],
-        keywords: Mapping[str, Any] | None = None,
-    ) -> str:
-        """Return a view as text.
-
-        Args:
-            name: one of `views`.
-            model: a plain model, to which the strategy is applied; on the meta device is enough.
-            sample: example positional inputs.
-            keywords: inputs that the model takes by name alone.
-
-        Raises:
-            StrategyError: the model is unsuitable.
-        """
 
 
 def refuse_named_inputs(view: str, keywords: Mapping[str, Any] | None) -> None:
@@ -478,30 +446,6 @@ class CallSite(Protocol):
 
     def observe(self) -> Observation:
         """Return what the latest step showed."""
-
-
-@runtime_checkable
-class MakesCallSite(Protocol):
-    """A strategy that can stand around the call of a whole model."""
-
-    def call_site(self, model: nn.Module) -> CallSite:
-        """Return what a training loop calls instead of `model`, which stays as it is.
-
-        Raises:
-            StrategyError: the strategy does not suit this model.
-        """
-
-
-def call_site_of(strategy: Strategy, model: nn.Module) -> CallSite:
-    """Return what a training loop calls instead of `model`, with `strategy` around the call.
-
-    Raises:
-        StrategyError: the strategy does not stand around calls, or does not suit this model.
-    """
-    if not isinstance(strategy, MakesCallSite):
-        name = type(strategy).__name__
-        raise StrategyError("wrap_order", f"call_site does not suit {name}; use inside_fsdp")
-    return strategy.call_site(model)
 
 
 def check_simple_fields(group: str, strategy: Any) -> None:

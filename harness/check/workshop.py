@@ -152,7 +152,8 @@ class Workshop:
     def unplanned(self) -> PlansFromStep | None:
         """The variant, where it plans from a step and has no plan."""
         variant = self.variant
-        return variant if isinstance(variant, PlansFromStep) and variant.plan_file is None else None
+        planner = variant.step_planner if isinstance(variant, Strategy) else None
+        return planner if planner is not None and planner.plan_file is None else None
 
     def write_plan(self, variant: PlansFromStep, file: Path) -> None:
         """Let `variant` plan for a step, and write its plan on rank 0.

@@ -22,13 +22,6 @@ from harness.experiment.mesh import Mesh
 from harness.experiment.protocol import Protocol
 from harness.models.base import ModelSpec
 from strategies import (
-    FollowsPlan,
-    LimitsCompilation,
-    OffersPlans,
-    PartitionsBlocks,
-    PlansFromStep,
-    ReadsParameters,
-    SetsPartitioner,
     Strategy,
     Tolerance,
     ac_variants,
@@ -139,20 +132,15 @@ class Experiment(Recipe):
         self._require_wrap_order()
         if self.is_compiled:
             self._require_compilable()
-        elif self._needs_compiler:
+        elif self.ac.needs_compiler:
             raise ConfigError(
                 "compile",
                 f"none leaves nobody to carry out {self._carried_out}; use compile=aot_eager or inductor",
             )
 
     @property
-    def _needs_compiler(self) -> bool:
-        """Whether only a compiler carries out the AC."""
-        return self.plans_graphs or isinstance(self.ac, SetsPartitioner)
-
-    @property
     def _carried_out(self) -> str:
-        executor = " ac.executor=compiled" if isinstance(self.ac, PartitionsBlocks) else ""
+        executor = " ac.executor=compiled" if self.plans_graphs else ""
         return f"ac={name_of(self.ac)}{executor}"
 
     @property
@@ -163,7 +151,7 @@ class Experiment(Recipe):
     @property
     def plans_graphs(self) -> bool:
         """Whether AC is a partition of each compiled block's graph."""
-        return isinstance(self.ac, PartitionsBlocks) and self.ac.needs_compiler
+        return self.ac.needs_compiler and not self.ac.partitioner
 
     @property
     def is_sharded(self) -> bool:
@@ -183,7 +171,7 @@ class Experiment(Recipe):
     @property
     def recomputes_in_kernels(self) -> bool:
         """Whether generated kernels may compute again what forward stored."""
-        is_inside = self._needs_compiler or self.compile_order == "ac_first"
+        is_inside = self.ac.needs_compiler or self.compile_order == "ac_first"
         return self.compile == "inductor" and is_inside and name_of(self.ac) != "none"
 
     @property
@@ -277,11 +265,10 @@ class Experiment(Recipe):
                 f"{self.compile} does not suit chunk={name_of(self.chunk)}, whose programs no compiler "
                 "enters; use compile=none or chunk=none",
             )
-        if isinstance(self.ac, LimitsCompilation):
-            self.ac.check_compilation(self.compile_order, self.compile_scope)
+        self.ac.check_compilation(self.compile_order, self.compile_scope)
         if self.plans_graphs:
             self._require_original_parameters()
-        elif isinstance(self.ac, SetsPartitioner):
+        elif self.ac.partitioner:
             self._require_measurable_graphs()
         elif name_of(self.ac) != "none":
             self._require_compile_order()
@@ -359,12 +346,12 @@ class Experiment(Recipe):
         """Refuse chunks with a budget of their own beside AC that plans steps, and those with no budget."""
         if name_of(self.chunk) == "none":
             return
-        follows = isinstance(self.chunk, FollowsPlan) and self.chunk.follows
-        if isinstance(self.ac, PlansFromStep) and not follows:
+        plans = self.ac.step_planner is not None
+        if plans and not self.chunk.follows:
             problem = f"ac={name_of(self.ac)} plans blocks and chunks for one budget, its own"
             remedy = "use chunk=budget without chunk.budget_mib and chunk.fraction, or chunk=none"
             raise ConfigError("chunk", f"{problem}; {remedy}")
-        if follows and isinstance(self.chunk, OffersPlans) and not isinstance(self.ac, PlansFromStep):
+        if self.chunk.chunk_offers is not None and not plans:
             problem = "give one of chunk.budget_mib and chunk.fraction, got neither"
             raise ConfigError("chunk", f"{problem}; without one chunk=budget follows ac=budget")
 
@@ -381,8 +368,7 @@ class Experiment(Recipe):
 
     def _require_readable_parameters(self) -> None:
         """Refuse an AC variant that reads parameters which FSDP1 has flattened or freed."""
-        reads_parameters = isinstance(self.ac, ReadsParameters) and self.ac.reads_parameters
-        if self.wrap_order == "outside_fsdp" and reads_parameters:
+        if self.wrap_order == "outside_fsdp" and self.ac.reads_parameters:
             raise ConfigError(
                 "wrap_order",
                 f"outside_fsdp does not suit ac={name_of(self.ac)}, which reads the shapes of parameters "

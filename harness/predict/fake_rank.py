@@ -35,10 +35,10 @@ from harness.predict.tracer import Tracer
 from harness.predict.without_data import as_with_values
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
+from harness.trial.build import Build
 from harness.trial.models_error import overflow
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh
 from harness.trial.plan_budget import PLAN_FILE, with_plan
-from harness.trial.plan_sharding import plan_sharding
 from harness.trial.steps import UNMEASURED_STEPS, warm_up
 from strategies import RunnableStep
 from strategies.tracing.balanced_routing import BalancedFakes
@@ -153,8 +153,8 @@ def _fake_trial(
         batch = [given(step).changed(_Fakery(fakes, on)) for step in range(UNMEASURED_STEPS + 1)]
     with _ranks(mesh), cpu_stands_in_for_cuda(mesh, on), _named_errors(), _little_garbage():
         devices = device_mesh(mesh, on)
-        sharding = plan_sharding(experiment, batch[0].inputs, on)
-        make = partial(assemble, device=on, devices=devices, sample=batch[0], sharding=sharding)
+        build = Build.of(experiment, batch[0].inputs, on)
+        make = partial(assemble, device=on, devices=devices, sample=batch[0], build=build)
         with as_with_data(), as_with_values(), compiling_fakes(experiment), fakes:
             yield make, batch.__getitem__, fakes
 

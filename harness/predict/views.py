@@ -9,7 +9,6 @@ from harness.experiment.experiment import Experiment
 from harness.predict.fake_rank import planned_on_fake_rank
 from harness.trial import without_memory
 from harness.trial.plan_budget import PLAN_FILE, carrying_out
-from strategies import HasViews, OffersPlans, PlansFromStep
 
 
 def view_of(experiment: Experiment, what: str) -> str:
@@ -23,13 +22,12 @@ def view_of(experiment: Experiment, what: str) -> str:
         ConfigError: none of them has such a view; the step cannot be followed on fake tensors.
         StrategyError: the strategy does not suit the model, or there is no plan.
     """
-    ac, chunk = experiment.ac, experiment.chunk
-    planned_with = [ac, *([chunk] if isinstance(chunk, OffersPlans) and chunk.follows else [])]
-    shows = any(isinstance(each, HasViews) and what in each.views for each in planned_with)
-    if not shows or not isinstance(ac, PlansFromStep):
+    planner, chunk = experiment.ac.step_planner, experiment.chunk
+    views = experiment.ac.views + (() if chunk.chunk_offers is None else chunk.views)
+    if planner is None or what not in views:
         return without_memory.show(experiment, what)
-    if ac.plan_file is not None:
-        return without_memory.show(carrying_out(experiment, Path(ac.plan_file)), what)
+    if planner.plan_file is not None:
+        return without_memory.show(carrying_out(experiment, Path(planner.plan_file)), what)
     with TemporaryDirectory() as folder:
         planned = planned_on_fake_rank(experiment, without_memory.PLANNED_FOR, Path(folder) / PLAN_FILE)
         view = without_memory.show(planned, what)

@@ -1,8 +1,8 @@
-"""Assembly of one model, in one visible order: build, shard, chunk, AC, compile, FSDP."""
+"""Assembly of one model, in one visible order: build, shard, chunk, compile, AC, distribute."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,21 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from harness.experiment.experiment import Experiment
+from harness.experiment.experiment import Experiment, name_of
 from harness.measure.work.compiled_graphs import CompiledGraphs
 from harness.models.base import Batch, LossFunction
-from harness.models.parts import made_model
-from harness.records.measured import AROUND, TrainedModel
+from harness.records.measured import TrainedModel
 from harness.trial import checkpoint_errors, forward_errors
-from harness.trial.compilation import Backend, Backends, alike, compile_model
-from harness.trial.parallel import parallelise_tensors, replicate, shard_fsdp1, shard_fsdp2
-from harness.trial.plan_sharding import plan_sharding
-from harness.trial.planned_step import build, planned_step
-from harness.trial.precision import autocast, compute_dtype
-from harness.trial.without_dropout import STILL
-from strategies import CallSite, JoinsLoss, LossInputs, Observation, PlansForStep, call_site_of
-from strategies.regions import block_search
-from strategies.regions.blocks import children_of, find_blocks, submodule
+from harness.trial.build import Build
+from harness.trial.compilation import alike, compile_model
+from harness.trial.optimizers import optimizer_of
+from harness.trial.parallel import distribute, split_tensors
+from harness.trial.plain_model import PlainModel
+from harness.trial.planned_step import planned_step
+from strategies import CallSite, LossInputs, Observation
+from strategies.regions.blocks import find_blocks, submodule
 from strategies.regions.region import regions
 from strategies.shard.model.shard_plan import ShardPlan
 
@@ -110,10 +108,9 @@ def assemble(
     devices: DeviceMesh | None,
     sample: Batch,
     *,
-    sharding: ShardPlan | None = None,
+    build: Build | None = None,
     is_dense: bool = False,
-    backend: Backend | None = None,
-    plans: MutableMapping[str, Any] | None = None,
+    inductor: Sequence[str] = (),
 ) -> Assembled:
     """Build the model of `experiment` on `device` and put everything on it, in this order.
 
@@ -125,45 +122,61 @@ def assemble(
         device: device of this rank.
         devices: the device mesh; `None` for one rank.
         sample: a batch of this rank.
-        sharding: plan of the sharding variant; `None`: made here.
+        build: what the models of the trial share; `None`: decided here, for this model alone.
         is_dense: each rank of `tp` computes the whole model.
-        backend: compiles the model, where the experiment asks for it; `None`: a fresh one.
-        plans: plans of chunks that earlier models of this rank have; models that are alike share one.
+        inductor: options of Inductor that are set while the model is compiled.
 
     Raises:
         StrategyError: a strategy does not fit the model.
     """
-    mesh = experiment.mesh
-    if not experiment.is_sharded:
-        sharding = None
-    elif sharding is None:
-        sharding = plan_sharding(experiment, sample.inputs, device)
-    backend = backend or Backends().of(experiment)
-    model, loss, changed = build(experiment, device)
-    units = children_of(model, experiment.model.layers_fqn) if experiment.model.layers_fqn else {}
-    blocks = _reported(model, units, experiment)
-    trained = _trained(experiment, model, changed, _questions(experiment, model))
+    mesh, ac, inputs = experiment.mesh, experiment.ac, sample.inputs
+    build = build or Build.of(experiment, inputs, device)
+    backend = build.backends.of(experiment, inductor=inductor)
+    plain = PlainModel.of(experiment, device)
+    model, units = plain.model, plain.units
+    # a variant may name its blocks by class; reports then name these
+    classes: tuple[str, ...] = getattr(ac, "module_classes", ())
+    blocks = find_blocks(model, layers_fqn="", module_classes=classes) if classes else units
+    trained = plain.as_trained(experiment)
 
-    model = model if is_dense else _shard(model, experiment, devices, sharding)
-    model = _chunk(model, loss, experiment, device, sample, is_dense=is_dense, plans=plans)
-    has_loss = isinstance(experiment.chunk, JoinsLoss) and experiment.chunk.has_loss(model)
-    model = compile_model(model, units, experiment, backend, "compile_first")
-    model = _checkpoint(model, experiment, sample, "inside_fsdp")
-    model = compile_model(model, units, experiment, backend, "ac_first")
-    model = _distribute(model, units, experiment, devices)
-    model = _checkpoint(model, experiment, sample, "outside_fsdp")
-    site = call_site_of(experiment.ac, model) if experiment.wrap_order == "call_site" else None
+    # shard
+    if not is_dense:
+        model = split_tensors(model, experiment, devices, build.sharding)
 
+    # chunk, as is planned for the step that the trial takes, or was for a model like this one
+    step = planned_step(experiment, plain, sample, device)
+    key = f"{alike(experiment)}, dense" if is_dense else alike(experiment)
+    model = experiment.chunk.for_step(step, build.chunks, key).apply(model, inputs)
+    has_loss = experiment.chunk.has_loss(model)
+
+    # compile and AC: regions around compiled blocks, or blocks compiled with their regions
+    is_compiled_first = experiment.compile_order == "compile_first" and name_of(ac) != "none"
+    if experiment.is_compiled and is_compiled_first:
+        compile_model(model, units, experiment, backend)
+    if experiment.wrap_order == "inside_fsdp":
+        model = ac.apply(model, inputs)
+    if experiment.is_compiled and not is_compiled_first:
+        compile_model(model, units, experiment, backend)
+
+    # distribute, and AC where it stands around what is distributed
+    model = distribute(model, units, experiment, devices)
+    if experiment.wrap_order == "outside_fsdp":
+        model = ac.apply(model, inputs)
+    site = ac.call_site(model) if experiment.wrap_order == "call_site" else None
+
+    # AC recomputes the modules with regions; without any, or with one around all, reports name the blocks
+    chosen = getattr(ac, "labels", None) or regions(model)
+    is_of_blocks = not chosen or "" in chosen
     return Assembled(
         model=model,
         call=model if site is None else site,
-        observe=partial(_observe, experiment, model, site, sharding),
+        observe=partial(_observe, experiment, model, site, build.sharding if experiment.is_sharded else None),
         blocks=blocks,
-        checkpointed=_checkpointed(model, blocks, experiment),
-        optimizer=_optimizer(model, experiment),
-        loss=loss,
+        checkpointed=blocks if is_of_blocks else {fqn: submodule(model, fqn) for fqn in chosen},
+        optimizer=optimizer_of(experiment, model),
+        loss=plain.loss,
         has_loss=has_loss,
-        autocast=autocast(experiment, device),
+        autocast=plain.precision.autocast,
         # with original parameters on the host, FSDP1 adds to the gradients of the step before where they were
         # dropped, and says nothing (measured: gradient norms 0.368 for 0.133 in the second step)
         drops_gradients=not (mesh.fsdp == "fsdp1" and mesh.cpu_offload and mesh.use_orig_params),
@@ -184,109 +197,3 @@ def _observe(
     return replace(
         of_ac, chunks=of_chunk.chunks, plan=plans or None, unneeded=of_ac.unneeded or of_chunk.unneeded
     )
-
-
-def _questions(experiment: Experiment, model: nn.Module) -> tuple[str, ...]:
-    """Return what is to be asked about the blocks that AC is given."""
-    ac = experiment.ac
-    if getattr(ac, "module_classes", ()) or not getattr(ac, "layers_fqn", ""):
-        return ()
-    asked = block_search.question(model, children_of(model, ac.layers_fqn))  # type: ignore[attr-defined]
-    return () if asked is None else (f"{AROUND} {asked}",)
-
-
-def _trained(
-    experiment: Experiment, model: nn.Module, changed: dict[str, int], questions: tuple[str, ...]
-) -> TrainedModel:
-    """Return what is trained, and on which inputs."""
-    spec = experiment.model
-    inputs = "tokens" if spec.reads_tokens() else "samples"
-    if spec.fixed_batch(device="meta") is not None:
-        inputs = "example rows" if spec.splits_fixed_batch() else "example"
-    return TrainedModel(
-        elements=made_model.elements_by_dtype(model),
-        computes_in=made_model.dtype_name(compute_dtype(experiment, model)),
-        changed=changed,
-        inputs=inputs,
-        remarks=(*spec.remarks(), *questions),
-        replaced=_replaced(experiment),
-    )
-
-
-def _replaced(experiment: Experiment) -> tuple[str, ...]:
-    """Return what stands in for what the user's code decides, in this trial or in its proof."""
-    spec = experiment.model
-    is_still = experiment.mesh.tp > 1 and spec.may_drop_out()
-    return *spec.replaced(), *([STILL] if is_still else [])
-
-
-def _reported(
-    model: nn.Module, units: Mapping[str, nn.Module], experiment: Experiment
-) -> Mapping[str, nn.Module]:
-    """Return the modules that the variant names by class, or else the blocks of the model."""
-    classes: tuple[str, ...] = getattr(experiment.ac, "module_classes", ())
-    return find_blocks(model, layers_fqn="", module_classes=classes) if classes else units
-
-
-def _checkpointed(
-    model: nn.Module, blocks: Mapping[str, nn.Module], experiment: Experiment
-) -> Mapping[str, nn.Module]:
-    """Return the modules that AC recomputes; the blocks where it has no regions, or one of all."""
-    labels: Mapping[str, Any] = getattr(experiment.ac, "labels", None) or {}
-    chosen = labels or regions(model)
-    return blocks if "" in chosen or not chosen else {fqn: submodule(model, fqn) for fqn in chosen}
-
-
-def _shard(
-    model: nn.Module, experiment: Experiment, devices: DeviceMesh | None, sharding: ShardPlan | None
-) -> nn.Module:
-    """Return the model as its variant shards it over the ranks of `tp`, or as its own plan does."""
-    if devices is None or experiment.mesh.tp == 1:
-        return model
-    if sharding is not None:
-        return experiment.shard.realise(model, sharding, devices["tp"])
-    return parallelise_tensors(model, experiment.model.tensor_parallel_plan(), devices["tp"])
-
-
-def _chunk(
-    model: nn.Module,
-    loss: LossFunction,
-    experiment: Experiment,
-    device: torch.device,
-    sample: Batch,
-    *,
-    is_dense: bool,
-    plans: MutableMapping[str, Any] | None,
-) -> nn.Module:
-    """Return the model with its chunks, planned for the step that the trial takes, or as one like it is."""
-    chunk = experiment.chunk
-    if isinstance(chunk, PlansForStep):
-        key = f"{alike(experiment)}, dense" if is_dense else alike(experiment)
-        chunk = chunk.for_step(planned_step(experiment, model, loss, sample, device), plans, key)
-    return chunk.apply(model, sample.inputs)
-
-
-def _checkpoint(model: nn.Module, experiment: Experiment, sample: Batch, place: str) -> nn.Module:
-    """Return the model with AC on it, where `place` is the experiment's."""
-    return experiment.ac.apply(model, sample.inputs) if experiment.wrap_order == place else model
-
-
-def _distribute(
-    model: nn.Module, units: Mapping[str, nn.Module], experiment: Experiment, devices: DeviceMesh | None
-) -> nn.Module:
-    """Return the model as the data-parallel ranks of the mesh hold it."""
-    mesh = experiment.mesh
-    if devices is None or mesh.dp == 1:
-        return model
-    if not mesh.is_sharded:
-        return replicate(model, devices)
-    shard = shard_fsdp1 if mesh.fsdp == "fsdp1" else shard_fsdp2
-    return shard(model, units, mesh, devices, dtype=experiment.dtype)
-
-
-def _optimizer(model: nn.Module, experiment: Experiment) -> torch.optim.Optimizer:
-    # the fused list kernels refuse a mixture of plain and DTensor parameters, which tensor parallelism makes
-    foreach = False if experiment.mesh.tp > 1 else None
-    if experiment.optimizer == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=experiment.learning_rate, foreach=foreach)
-    return torch.optim.AdamW(model.parameters(), lr=experiment.learning_rate, foreach=foreach)

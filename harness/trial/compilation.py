@@ -25,10 +25,10 @@ from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule
 
-from harness.experiment.experiment import Experiment, name_of
+from harness.experiment.experiment import Experiment
 from harness.experiment.protocol import Protocol
 from harness.measure.work.compiled_graphs import CompiledGraphs
-from strategies import Partition, PartitionsBlocks, SetsPartitioner, StrategyError
+from strategies import Partition, StrategyError
 from strategies.regions.blocks import Disguised
 from strategies.regions.disguise import disguise
 
@@ -136,8 +136,7 @@ class Backends:
     def of(self, experiment: Experiment, *, inductor: Sequence[str] = ()) -> Backend:
         """Return the backend of `experiment`, which sets these options of Inductor."""
         key = " ".join([alike(experiment), *inductor])
-        partitioner = experiment.ac.partitioner if isinstance(experiment.ac, SetsPartitioner) else None
-        made = Backend(experiment.compile, inductor=inductor, partitioner=partitioner)
+        made = Backend(experiment.compile, inductor=inductor, partitioner=experiment.ac.partitioner)
         return self._made.setdefault(key, made)
 
 
@@ -163,46 +162,29 @@ def compiling(experiment: Experiment) -> Iterator[None]:
 
 
 def compile_model(
-    model: nn.Module, units: Mapping[str, nn.Module], experiment: Experiment, backend: Backend, order: str
-) -> nn.Module:
-    """Return `model`, compiled in place, where `order` is the experiment's.
+    model: nn.Module, units: Mapping[str, nn.Module], experiment: Experiment, backend: Backend
+) -> None:
+    """Compile `model` in place.
 
     Args:
         model: the model.
         units: its blocks.
-        experiment: says what is compiled and when; without AC, any time is the right one.
+        experiment: says what is compiled.
         backend: compiles.
-        order: `ac_first` after AC, `compile_first` before.
-    """
-    asked = "ac_first" if name_of(experiment.ac) == "none" else experiment.compile_order
-    if not experiment.is_compiled or order != asked:
-        return model
-    modules = {"": model} if experiment.compile_scope == "model" else units
-    partitions = _partitions(model, modules, experiment, backend)
-    for fqn, module in modules.items():
-        _compile(module, backend.splitting(partitions.get(fqn)))
-    if isinstance(experiment.ac, PartitionsBlocks) and experiment.ac.needs_compiler:
-        experiment.ac.enclose_beside(model)
-    return model
-
-
-def _partitions(
-    model: nn.Module, modules: Mapping[str, nn.Module], experiment: Experiment, backend: Backend
-) -> Mapping[str, Partition]:
-    """Return the partition functions of the AC, each of a module that is compiled by itself.
 
     Raises:
-        StrategyError: another module is planned.
+        StrategyError: AC plans a module that is not compiled by itself.
     """
-    ac = experiment.ac
-    if not isinstance(ac, PartitionsBlocks) or not ac.needs_compiler:
-        return {}
-    partitions = ac.partitions(model, backend.name)
+    modules = {"": model} if experiment.compile_scope == "model" else units
+    partitions = experiment.ac.partitions(model, backend.name) if experiment.plans_graphs else {}
     for fqn in partitions:
         if fqn not in modules:
             problem = f"plans {fqn!r}, which is not compiled by itself"
             raise StrategyError("ac.layers_fqn", f"{problem}; plan the blocks of model.layers_fqn")
-    return partitions
+    for fqn, module in modules.items():
+        _compile(module, backend.splitting(partitions.get(fqn)))
+    if experiment.plans_graphs:
+        experiment.ac.enclose_beside(model)
 
 
 def _compile(module: nn.Module, backend: Backend) -> None:

@@ -31,9 +31,11 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.errors import ConfigError
+from harness.experiment.experiment import Experiment
 from harness.experiment.mesh import Mesh
 from strategies.estimate.patched import replaced
 from strategies.shard.model.realisation import sum_gradients
+from strategies.shard.model.shard_plan import ShardPlan
 
 
 class SummedGradients(ParallelStyle):
@@ -66,10 +68,43 @@ def dp_rank(mesh: Mesh, rank: int) -> int:
     return rank // mesh.tp
 
 
-def parallelise_tensors(model: nn.Module, plan: Mapping[str, str], devices: DeviceMesh) -> nn.Module:
-    """Split the modules of `plan` over the one dimension of `devices`, in place."""
-    styles = {pattern: STYLES[style]() for pattern, style in plan.items()}
-    return parallelize_module(model, devices, styles)
+def split_tensors(
+    model: nn.Module, experiment: Experiment, devices: DeviceMesh | None, sharding: ShardPlan | None
+) -> nn.Module:
+    """Return the model as its variant shards it over the ranks of `tp`, or as its own plan does, in place.
+
+    Args:
+        model: plain, or on the way to be.
+        experiment: its description.
+        devices: the device mesh; `None` for one rank.
+        sharding: plan of the sharding variant, where it has one.
+    """
+    if devices is None or experiment.mesh.tp == 1:
+        return model
+    if experiment.is_sharded and sharding is not None:
+        return experiment.shard.realise(model, sharding, devices["tp"])
+    styles = {pattern: STYLES[style]() for pattern, style in experiment.model.tensor_parallel_plan().items()}
+    return parallelize_module(model, devices["tp"], styles)
+
+
+def distribute(
+    model: nn.Module, units: Mapping[str, nn.Module], experiment: Experiment, devices: DeviceMesh | None
+) -> nn.Module:
+    """Return the model as the data-parallel ranks of the mesh hold it.
+
+    Args:
+        model: the model.
+        units: modules of it that become units of FSDP, by FQN.
+        experiment: its description.
+        devices: the device mesh; `None` for one rank.
+    """
+    mesh = experiment.mesh
+    if devices is None or mesh.dp == 1:
+        return model
+    if not mesh.is_sharded:
+        return DistributedDataParallel(model, process_group=devices["dp_replicate"].get_group())
+    shard = shard_fsdp1 if mesh.fsdp == "fsdp1" else shard_fsdp2
+    return shard(model, units, mesh, devices, dtype=experiment.dtype)
 
 
 def shard_fsdp2(
@@ -112,11 +147,6 @@ def shard_fsdp1(
         parent, _, child = fqn.rpartition(".")
         setattr(model.get_submodule(parent), child, FullyShardedDataParallel(unit, **options))
     return FullyShardedDataParallel(model, **options)
-
-
-def replicate(model: nn.Module, devices: DeviceMesh) -> nn.Module:
-    """Wrap `model` in DDP over the `dp_replicate` dimension."""
-    return DistributedDataParallel(model, process_group=devices["dp_replicate"].get_group())
 
 
 def require_shardable(

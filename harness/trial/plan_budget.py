@@ -18,10 +18,10 @@ from harness.measure.step import instrument, runnable_step, write_plan
 from harness.measure.trainee import Trainee
 from harness.models.base import Batch
 from harness.records.files import make_folder, remove, write_atomically
-from harness.trial.planned_step import build, planned_step
+from harness.trial.plain_model import PlainModel
+from harness.trial.planned_step import planned_step
 from harness.trial.steps import UNMEASURED_STEPS, warm_up
 from strategies import (
-    OffersPlans,
     PlansFromStep,
     RunnableStep,
     Strategy,
@@ -66,8 +66,8 @@ def with_plan(
     Raises:
         StrategyError: there is no plan, on rank 0; or the one that is given has chunks that nobody asks for.
     """
-    ac = experiment.ac
-    if not isinstance(ac, PlansFromStep):
+    ac = experiment.ac.step_planner
+    if ac is None:
         return experiment
     if ac.plan_file is not None:
         return carrying_out(experiment, Path(ac.plan_file))
@@ -116,10 +116,10 @@ def carrying_out(experiment: Experiment, file: Path) -> Experiment:
     Raises:
         StrategyError: the plan has chunks, and none are asked for.
     """
-    chunk = experiment.chunk
-    if isinstance(chunk, OffersPlans):
-        return replace(experiment, chunk=chunk.with_plan(file) or chunk_variants["none"]())
-    if held_chunks(file) is not None and name_of(chunk) == "none":
+    offers = experiment.chunk.chunk_offers
+    if offers is not None:
+        return replace(experiment, chunk=offers.with_plan(file) or chunk_variants["none"]())
+    if held_chunks(file) is not None and name_of(experiment.chunk) == "none":
         problem = f"{str(file)!r} counts on chunks; use chunk=budget, or a plan of chunk=none"
         raise StrategyError("ac.plan_file", problem)
     return experiment
@@ -140,16 +140,16 @@ def _offered(
     experiment: Experiment, sample: Batch, device: torch.device, folder: Path
 ) -> Iterator[list[Path]]:
     """Lend the files of the plans of chunks to choose from, which rank 0 makes; none where nobody asks."""
-    chunk = experiment.chunk
-    if not isinstance(chunk, OffersPlans):
+    chunk = experiment.chunk.chunk_offers
+    if chunk is None:
         yield []
         return
     if _is_first():
         remove(folder, within=folder.parent)  # of an attempt that was cut off
         make_folder(folder, within=folder.parent)
-        model, loss, _ = build(experiment, device)
-        step = planned_step(beside_recomputation(experiment), model, loss, sample, device)
-        for number, offer in enumerate(chunk.offers(model, sample.inputs, step)):
+        plain = PlainModel.of(experiment, device)
+        step = planned_step(beside_recomputation(experiment), plain, sample, device)
+        for number, offer in enumerate(chunk.offers(plain.model, sample.inputs, step)):
             write_atomically(folder / f"{number}.json", json.dumps({"chunk": offer}), within=folder.parent)
     _meet()
     yield sorted(folder.iterdir())
@@ -188,8 +188,9 @@ class _Asked:
         plain = self.experiment.plain().uncompiled()
         yield from self._step(plain, None)
         for offer in offers:
-            assert isinstance(self.experiment.chunk, OffersPlans), "it has made the offer"
-            chunk = self.experiment.chunk.with_plan(offer)
+            offering = self.experiment.chunk.chunk_offers
+            assert offering is not None, "it has made the offer"
+            chunk = offering.with_plan(offer)
             assert chunk is not None, "it is an offer of chunks"
             told = json.loads(offer.read_text(encoding="utf-8"))["chunk"]
             yield from self._step(replace(plain, chunk=chunk), told)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from harness.experiment.experiment import Experiment
-from harness.trial.precision import PARAMETER_DTYPE, autocast, cast, compute_dtype
-from strategies.regions.blocks import children_of
+from harness.trial.plain_model import PlainModel
 from strategies.shard.model.graph import TensorAxis
 from strategies.shard.model.shard_plan import ShardPlan
 from strategies.tracing.shadow import compute_in
@@ -31,22 +29,20 @@ def plan_sharding(experiment: Experiment, inputs: tuple[Any, ...], device: torch
     spec, mesh = experiment.model, experiment.mesh
     with torch.device("meta"):
         model = spec.build()
-    cast(model, experiment)
-    is_cast = experiment.dtype == "bf16_mixed" and mesh.is_sharded
-    if is_cast:
-        units = children_of(model, spec.layers_fqn) if spec.layers_fqn else {}
-        compute_in(compute_dtype(experiment, model), model, units.values())
+    plain = PlainModel.cast(experiment, model, spec.loss, device)
+    precision, itemsize = plain.precision, None
+    if precision.in_units is not None:
+        compute_in(precision.in_units, model, plain.units.values())
+        itemsize = None if precision.parameters is None else precision.parameters.itemsize
+    # linears between which the model's code runs on a shard of features
+    tp_plan = spec.tensor_parallel_plan()
+    splits = {pattern: style for pattern, style in tp_plan.items() if style in ("column", "row")}
     axis = TensorAxis(
         ranks=mesh.tp,
-        splits=_pairs(spec.tensor_parallel_plan()),
+        splits=splits,
         data_ranks=mesh.dp,
         parameter_shards=mesh.dp_shard,
-        parameter_itemsize=PARAMETER_DTYPE[experiment.dtype].itemsize if is_cast else None,
+        parameter_itemsize=itemsize,
     )
-    with autocast(experiment, device)():
+    with precision.autocast():
         return experiment.shard.plan(model, inputs, axis)
-
-
-def _pairs(plan: Mapping[str, str]) -> dict[str, str]:
-    """Return the linears between which the model's code runs on a shard of features."""
-    return {pattern: style for pattern, style in plan.items() if style in ("column", "row")}

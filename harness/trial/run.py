@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -32,16 +32,15 @@ from harness.trial.act import Act
 from harness.trial.asking import TrialModels, first_link
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
-from harness.trial.compilation import Backends, compiling
+from harness.trial.build import Build
+from harness.trial.compilation import compiling
 from harness.trial.links import Link
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
 from harness.trial.plan_budget import PLAN_FILE, with_plan
-from harness.trial.plan_sharding import plan_sharding
 from harness.trial.proof import Prover
 from harness.trial.shared_proof import SharedProof
 from harness.trial.steps import UNMEASURED_STEPS, train, warm_up
 from harness.trial.trial_plan import TrialPlan
-from strategies.shard.model.shard_plan import ShardPlan
 
 _OTHER_SEEDS = range(1, 7)
 """Of steps that are looked at where a strategy has done nothing in the measured one, whose seed is 0."""
@@ -61,27 +60,28 @@ class _Bench:
         context: context of the rank; phases and steps are reported to it.
         devices: the device mesh; `None` for one rank.
         batch: returns this rank's share of a step's batch, on its device.
-        sharding: plan of the sharding variant, made once; `None` for `shard=none`.
-        backends: what compiles the models.
-        chunks: plans of chunks, one for all models that are alike.
+        build: what all models of the trial share.
     """
 
     plan: TrialPlan
     context: RankContext
     devices: DeviceMesh | None
     batch: Callable[[int], Batch]
-    sharding: ShardPlan | None
-    backends: Backends = field(default_factory=Backends)
-    chunks: dict[str, Any] = field(default_factory=dict)
+    build: Build
 
     def assemble(
         self, experiment: Experiment, *, is_dense: bool = False, inductor: Sequence[str] = ()
     ) -> Assembled:
         """Return a fresh model; its weights are those of every other one of this seed."""
-        backend = self.backends.of(experiment, inductor=inductor)
-        options: dict[str, Any] = {"sharding": self.sharding, "is_dense": is_dense, "backend": backend}
-        place = self.context.device, self.devices
-        return assemble(experiment, *place, self.batch(0), plans=self.chunks, **options)
+        return assemble(
+            experiment,
+            self.context.device,
+            self.devices,
+            self.batch(0),
+            build=self.build,
+            is_dense=is_dense,
+            inductor=inductor,
+        )
 
     def stepper(self, experiment: Experiment) -> Callable[[], None]:
         """Return a function that trains a fresh model by one step, on one batch over and over."""
@@ -122,7 +122,7 @@ def _run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None) -> d
             context=context,
             devices=devices,
             batch=batch,
-            sharding=plan_sharding(plan.experiment, batch(0).inputs, context.device),
+            build=Build.of(plan.experiment, batch(0).inputs, context.device),
         )
         file = context.trial_dir / PLAN_FILE
         planned = with_plan(plan.experiment, bench.assemble, bench.batch, file, device=context.device)

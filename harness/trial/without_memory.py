@@ -18,20 +18,17 @@ from harness.models.base import Batch, ModelSpec
 from harness.models.parts import made_model
 from harness.models.parts.containers import require_container
 from harness.trial.parallel import require_shardable
+from harness.trial.plain_model import PlainModel
 from harness.trial.plan_budget import beside_recomputation
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.planned_step import planned_step
-from harness.trial.precision import cast, cast_as
+from harness.trial.precision import Precision
 from harness.trial.split_check import check_split
 from strategies import (
-    ChecksUnits,
-    HasViews,
     InfeasibleBudget,
     OffersPlans,
-    PlansForStep,
     Strategy,
     ac_variants,
-    call_site_of,
     chunk_variants,
 )
 from strategies.regions.blocks import children_of
@@ -65,16 +62,16 @@ def check_variant(
     require_container(built, model.layers_fqn)
     _require_trainable(model, built, training)
     if is_call_site:
-        call_site_of(ac, built)
+        ac.call_site(built)
         return
     built = ac.apply(built, sample.inputs)
-    if training.fsdp and model.layers_fqn and isinstance(ac, ChecksUnits):
+    if training.fsdp and model.layers_fqn:
         ac.check_units(built, children_of(built, model.layers_fqn))
 
 
 def _require_trainable(model: ModelSpec, built: nn.Module, training: Training) -> None:
     made_model.require_trainable(built, optimizer=training.optimizer, is_sharded=training.fsdp is not None)
-    cast_as(built, training.dtype, with_buffers=model.casts_buffers())
+    Precision(asked=training.dtype, casts_buffers=model.casts_buffers()).cast(built)
     if training.fsdp is not None:
         units = children_of(built, model.layers_fqn) if model.layers_fqn else {}
         require_shardable(built, units, training.fsdp, use_orig_params=training.use_orig_params)
@@ -117,8 +114,8 @@ def check_chunk(model: ModelSpec, experiment: Experiment) -> None:
         ConfigError: the model takes an input by name alone.
         StrategyError: naming the operator, the budget or the unit.
     """
-    if isinstance(experiment.chunk, OffersPlans) and experiment.chunk.follows:
-        _check_offers(experiment, experiment.chunk)
+    if (offers := experiment.chunk.chunk_offers) is not None:
+        _check_offers(experiment, offers)
         return
     chunk, built, sample = _planned(experiment, experiment.chunk)
     _require_positions(sample, "chunk")
@@ -128,19 +125,18 @@ def check_chunk(model: ModelSpec, experiment: Experiment) -> None:
         if is_elsewhere(experiment):
             return
         raise
-    if experiment.mesh.is_sharded and model.layers_fqn and isinstance(chunk, ChecksUnits):
+    if experiment.mesh.is_sharded and model.layers_fqn:
         chunk.check_units(built, children_of(built, model.layers_fqn))
 
 
-def _check_offers(experiment: Experiment, chunk: OffersPlans) -> None:
+def _check_offers(experiment: Experiment, offers: OffersPlans) -> None:
     """Refuse a model of which no chunks can be planned, or units of FSDP that no program calls."""
-    built, sample = _cast_without_memory(experiment)
+    plain, sample = _plain_without_memory(experiment)
     _require_positions(sample, "chunk")
-    beside = beside_recomputation(experiment)
-    step = planned_step(beside, built, experiment.model.loss, sample, torch.device(PLANNED_FOR))
-    chunk.check_offers(built, sample.inputs, step)
-    if experiment.mesh.is_sharded and isinstance(chunk, ChecksUnits):
-        chunk.check_units(built, step.units)
+    step = planned_step(beside_recomputation(experiment), plain, sample, torch.device(PLANNED_FOR))
+    offers.check_offers(plain.model, sample.inputs, step)
+    if experiment.mesh.is_sharded:
+        experiment.chunk.check_units(plain.model, step.units)
 
 
 def _require_positions(sample: Batch, group: str) -> None:
@@ -153,19 +149,16 @@ def _require_positions(sample: Batch, group: str) -> None:
 
 def _planned(experiment: Experiment, strategy: Strategy) -> tuple[Strategy, nn.Module, Batch]:
     """Return a strategy for the step of `experiment`, with a model and a rank's batch without memory."""
-    built, sample = _cast_without_memory(experiment)
-    if isinstance(strategy, PlansForStep):
-        device = torch.device(PLANNED_FOR)
-        strategy = strategy.for_step(planned_step(experiment, built, experiment.model.loss, sample, device))
-    return strategy, built, sample
+    plain, sample = _plain_without_memory(experiment)
+    step = planned_step(experiment, plain, sample, torch.device(PLANNED_FOR))
+    return strategy.for_step(step), plain.model, sample
 
 
-def _cast_without_memory(experiment: Experiment) -> tuple[nn.Module, Batch]:
+def _plain_without_memory(experiment: Experiment) -> tuple[PlainModel, Batch]:
     """Return the model of `experiment` and a rank's batch without memory, in its precision."""
     batch = experiment.batch_size // experiment.mesh.dp, experiment.sequence_length
     built, sample = _without_memory(experiment.model, batch)
-    cast(built, experiment)
-    return built, sample
+    return PlainModel.cast(experiment, built, experiment.model.loss, torch.device(PLANNED_FOR)), sample
 
 
 def show(experiment: Experiment, what: str) -> str:
@@ -179,19 +172,15 @@ def show(experiment: Experiment, what: str) -> str:
         ConfigError: none of them has such a view.
         StrategyError: the strategy does not suit the model.
     """
-    shown: dict[str, Strategy] = {}
-    for each in (experiment.ac, experiment.chunk):
-        if isinstance(each, HasViews):
-            shown |= dict.fromkeys(each.views, each)
+    shown = {view: each for each in (experiment.ac, experiment.chunk) for view in each.views}
     if what not in shown:
         groups = ("ac", "chunk", "shard")
         chosen = ", ".join(f"{group}={name_of(getattr(experiment, group))}" for group in groups)
         raise ConfigError("show", f"{chosen} have no view {what!r}; {_views(sorted(shown))}")
-    is_stand_in = isinstance(shown[what], PlansForStep) and is_elsewhere(experiment)
     strategy, built, sample = _planned(experiment, shown[what])
-    assert isinstance(strategy, HasViews)
     view = strategy.view(what, built, sample.inputs, sample.keywords)
-    return f"{ELSEWHERE}\n{view}" if is_stand_in else view
+    is_planned = strategy is not shown[what]
+    return f"{ELSEWHERE}\n{view}" if is_planned and is_elsewhere(experiment) else view
 
 
 def is_elsewhere(experiment: Experiment) -> bool:
@@ -205,7 +194,7 @@ def _views(views: list[str]) -> str:
     owners: dict[str, list[str]] = {}
     for group, variants in (("ac", ac_variants), ("chunk", chunk_variants)):
         for name, variant in variants.items():
-            for view in getattr(variant, "views", ()):
+            for view in variant.views:
                 owners.setdefault(view, []).append(f"{group}={name}")
     known = (f"{view} of {', '.join(names)}" for view, names in sorted(owners.items()))
     return f"they have none; views are {'; '.join(known)}"

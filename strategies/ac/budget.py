@@ -103,6 +103,11 @@ class Budget(ActivationCheckpointing):
         """Whether partitions of graphs carry the plan out."""
         return self.executor == "compiled"
 
+    @property
+    def step_planner(self) -> Budget:
+        """Itself: the plan is made of a step that the plain model takes."""
+        return self
+
     def with_plan(self, file: Path) -> Budget:
         """Return the variant with the plan in `file`."""
         decided = {"budget_gib": None, "fraction": None, **_UNDECIDED}

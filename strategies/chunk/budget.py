@@ -59,6 +59,11 @@ class Budget(Chunking):
         """Whether the budget is that of activation checkpointing."""
         return self.budget_mib is None and self.fraction is None
 
+    @property
+    def chunk_offers(self) -> Budget | None:
+        """Itself, where it follows."""
+        return self if self.follows else None
+
     def offers(self, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> list[Mapping[str, Any]]:
         """Return plans to choose from, from few loops to the smallest peak, as `with_plan` reads them.
 

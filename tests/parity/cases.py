@@ -33,6 +33,7 @@ from harness.models.vit import ViTSpec
 from harness.records.parity_result import Parity
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
+from harness.trial.build import Build
 from harness.trial.links import Link
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
 from harness.trial.plan_budget import PLAN_FILE, with_plan
@@ -216,7 +217,8 @@ def assembled(
         is_dense: each rank of `tp` computes the whole model.
     """
     with mock.patch.object(ChunkPlan, "make", partial(_remembered, repr(planned_for or case))):
-        return assemble(case, _CPU, devices_of(case.mesh), sample, sharding=sharding, is_dense=is_dense)
+        build = None if sharding is None else Build(sharding=sharding)
+        return assemble(case, _CPU, devices_of(case.mesh), sample, build=build, is_dense=is_dense)
 
 
 def _remembered(key: str, *arguments: Any, **options: Any) -> ChunkPlan:
@@ -249,7 +251,7 @@ def all_reduces(rank: int, case: Experiment) -> tuple[Counts, Counts]:
     batch = batches(case, _CPU, dp_rank(case.mesh, rank))(0)
     plan = sharding_plan(case, batch)
     assert plan is not None
-    trainee = assemble(case, _CPU, devices_of(case.mesh), batch, sharding=plan)
+    trainee = assemble(case, _CPU, devices_of(case.mesh), batch, build=Build(sharding=plan))
     with Collectives() as counter:
         trainee.backward(trainee.forward(batch)[1])
     found = (promised(plan.collectives), counter.counts)

@@ -21,7 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 from harness.measure.gloo.wait import settled_collectives
 from strategies import StrategyError, ac_variants, eager_variants
 from strategies.ac.budget import Budget
-from strategies.base import call_site_of
 from strategies.budget.eager.block_tape import BlockTape, Fates
 from strategies.budget.plan import BlockPlan, Value
 from strategies.regions.host_copies import HostLedger
@@ -114,7 +113,7 @@ def _two_steps(mesh: str, order: str, variant: str) -> tuple[Step, int]:
     model = _SHARD[mesh](model)  # type: ignore[arg-type]
     if order in {"outside", "in_place"}:
         strategy.apply(model)
-    call = call_site_of(strategy, model) if order == "call_site" else None
+    call = strategy.call_site(model) if order == "call_site" else None
     for _ in range(2):
         step = train_step(model, call)
     for name, gradient in step.gradients.items():

@@ -27,6 +27,7 @@ from harness.records.record import Ending, Identity, Record, build
 from harness.trial import run as trial_run
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
+from harness.trial.build import Build
 from harness.trial.trial_plan import TrialPlan
 from strategies import chunk_variants
 from strategies.ac.full import Full
@@ -227,10 +228,10 @@ def test_models_that_are_alike_share_the_plan_of_their_chunks(monkeypatch: pytes
     batch = batches(alike[0], _CPU, 0)(0)
     made = mock.Mock(side_effect=ChunkPlan.make)
     monkeypatch.setattr(ChunkPlan, "make", made)
-    plans: dict[str, Any] = {}
+    build = Build()
     models, losses, counts = [], [], []
     for case in alike:
-        trainee = assemble(case, _CPU, None, batch, plans=plans)
+        trainee = assemble(case, _CPU, None, batch, build=build)
         assert trainee.has_loss
         losses.append(trainee.forward(batch)[1].item())
         counts.append(made.call_count)

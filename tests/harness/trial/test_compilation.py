@@ -54,8 +54,7 @@ def _trained(line: str) -> tuple[Assembled, Batch]:
     """Return a model that has taken two steps."""
     experiment = experiment_of(f"{_MLP} {line}" if "model=" not in line else line)
     batch = batches(experiment, _CPU, 0)
-    backend = Backends().of(experiment)
-    trainee = assemble(experiment, _CPU, None, batch(0), backend=backend)
+    trainee = assemble(experiment, _CPU, None, batch(0))
     for step in range(2):
         trainee.zero_grad()
         torch.manual_seed(step)

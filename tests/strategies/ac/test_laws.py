@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from strategies import Strategy, StrategyError, ac_variants, eager_variants
-from strategies.base import call_site_of
 from tests.strategies.meters import measure
 from tests.strategies.toys import HEADS, MODELS, WIDTH, Block, Stack, Toy, differences, toy, train_step
 
@@ -109,7 +108,7 @@ AT_CALL_SITES = {  # these refuse them, because they choose among submodules
 @pytest.mark.parametrize("setting", AT_CALL_SITES.values(), ids=AT_CALL_SITES)
 def test_parity_through_a_call_site(setting: Setting) -> None:
     plain, model = toy(), toy()
-    call = call_site_of(setting.make(), model)
+    call = setting.make().call_site(model)
     for _ in range(2):
         assert differences(train_step(plain), train_step(model, call)) == []
     assert type(model) is Toy

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from strategies import Strategy, StrategyError, ac_variants
-from strategies.base import HasViews
 from tests.strategies.meters import measure
 from tests.strategies.toys import differences, toy, train_step
 from tests.strategies.written.written_toys import TOKENS, loaded
@@ -34,7 +33,6 @@ def made(variant: str, options: dict[str, Any]) -> Strategy:
 
 def shown(variant: str, options: dict[str, Any], name: str = "biased") -> str:
     strategy = made(variant, options)
-    assert isinstance(strategy, HasViews)
     return strategy.view("file", toy(name), (TOKENS,))
 
 
@@ -108,7 +106,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.mark.parametrize(("variant", "options", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_a_file_cannot_say_is_refused(variant: str, options: dict[str, Any], message: str) -> None:
     strategy = made(variant, options)
-    assert isinstance(strategy, HasViews)
     with torch.device("meta"), pytest.raises(StrategyError) as error:
         strategy.view("file", toy(), (TOKENS,))
     assert str(error.value).startswith(message)
@@ -127,14 +124,12 @@ class ByName(nn.Module):
 
 def test_inputs_by_name() -> None:
     strategy = made("selective_op", {})
-    assert isinstance(strategy, HasViews)
     text = strategy.view("file", ByName(), (), {"x": torch.randn(2, 4)})
     assert loaded(text)["RULES"] == [(["layers.0", "layers.1"], [], [":linear"])]
 
 
 def test_views_by_position_refuse_inputs_by_name() -> None:
     strategy = ac_variants["nested"](levels=[1], layers_fqn="layers")  # type: ignore[call-arg]
-    assert isinstance(strategy, HasViews)
     with pytest.raises(StrategyError) as error:
         strategy.view("regions", ByName(), (), {"x": torch.randn(2, 4)})
     assert str(error.value) == (
@@ -150,7 +145,6 @@ class ReadsValues(ByName):
 
 def test_a_model_that_reads_values_is_refused() -> None:
     strategy = made("selective_op", {})
-    assert isinstance(strategy, HasViews)
     with pytest.raises(StrategyError) as error:
         strategy.view("file", ReadsValues(), (), {"x": torch.randn(2, 4)})
     said = str(error.value)

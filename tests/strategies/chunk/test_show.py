@@ -16,7 +16,6 @@ import torch
 
 from bench.trials import experiments
 from harness.trial.without_memory import _without_memory, show
-from strategies.base import HasViews
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 MODELS = {
@@ -55,7 +54,6 @@ class Listing:
             return show(experiment, "chunks") + "\n"
         model, sample = _without_memory(experiment.model, (1, experiment.sequence_length))
         with torch.no_grad():
-            assert isinstance(experiment.chunk, HasViews)
             return experiment.chunk.view("chunks", model.eval(), sample.inputs) + "\n"
 
 

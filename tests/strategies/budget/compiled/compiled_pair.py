@@ -14,7 +14,6 @@ from harness.measure.step import StepReport, instrument
 from harness.models.base import Batch
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
-from harness.trial.compilation import Backends
 from harness.trial.parallel import dp_rank
 from harness.trial.plan_budget import PLAN_FILE, with_plan
 from strategies.ac.budget import Budget
@@ -28,8 +27,7 @@ COMPILED = "ac=budget ac.executor=compiled"
 
 def assembled(experiment: Experiment, batch: Callable[[int], Batch]) -> Assembled:
     """Return the model of an experiment, on its mesh."""
-    backend = Backends().of(experiment)
-    return assemble(experiment, CPU, devices_of(experiment.mesh), batch(0), backend=backend)
+    return assemble(experiment, CPU, devices_of(experiment.mesh), batch(0))
 
 
 def trained(experiment: Experiment, batch: Callable[[int], Batch]) -> tuple[Assembled, list[Tensor]]:
