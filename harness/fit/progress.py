@@ -1,26 +1,35 @@
-"""What is done at the moment, on a terminal."""
+"""What is done at the moment: on a terminal in one line that changes, elsewhere in lines now and then."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _CLEAR = "\r\x1b[K"
+_EVERY_S = 2.0
+"""Seconds between two lines of a log; what is done sooner has none."""
 
 
 @contextmanager
 def progress_shown() -> Iterator[Callable[[str], None]]:
-    """Give a function that says on stderr what is done next; elsewhere than on a terminal it says nothing."""
-    is_shown = sys.stderr.isatty()
+    """Give a function that says on stderr what is done next."""
+    is_terminal = sys.stderr.isatty()
+    told_at = time.monotonic()
 
     def tell(doing: str) -> None:
-        if is_shown:
+        nonlocal told_at
+        now = time.monotonic()
+        if is_terminal:
             sys.stderr.write(f"{_CLEAR}{doing} \N{HORIZONTAL ELLIPSIS}")
-            sys.stderr.flush()
+        elif now - told_at >= _EVERY_S:
+            sys.stderr.write(f"{doing} \N{HORIZONTAL ELLIPSIS}\n")
+            told_at = now
+        sys.stderr.flush()
 
     try:
         yield tell
     finally:
-        if is_shown:
+        if is_terminal:
             sys.stderr.write(_CLEAR)

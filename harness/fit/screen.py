@@ -101,10 +101,11 @@ def _row(answer: Answer, option: Option) -> tuple[str, ...]:
 
 
 def _file(option: Option) -> str:
-    """Return where an option is, or why it is nowhere."""
+    """Return where an option is, or why it is nowhere, and that it was not proven."""
     if option.verdict == "differs":
         return "differs"
-    return option.file or ("needs acbench" if option.needs_acbench else "")
+    where = option.file or ("needs acbench" if option.needs_acbench else "")
+    return ", ".join(each for each in (where, "unproven" * (option.verdict == "unverified")) if each)
 
 
 def _proof(answer: Answer) -> list[str]:

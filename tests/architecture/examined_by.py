@@ -20,7 +20,6 @@ EXAMINED_BY = {
     "harness/command_line/fit_command.py": "tests/harness/fit/test_answer.py",
     "harness/command_line/fit_words.py": "tests/harness/fit/test_answer.py",
     "harness/fit/in_process.py": "tests/acbench/test_fitting.py",
-    "harness/fit/progress.py": "tests/harness/fit/test_answer.py",
     "harness/fit/predicting.py": "tests/harness/fit/test_answer.py",
     "harness/fit/proof.py": "tests/harness/fit/test_answer.py",
     "harness/fit/screen.py": "tests/harness/fit/test_answer.py",

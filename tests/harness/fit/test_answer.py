@@ -59,6 +59,7 @@ def test_a_step_that_fits_needs_nothing(tmp_path: Path, capsys: pytest.CaptureFi
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("USE nothing: the plain step fits, ")
     assert lines[1].startswith("GPT: 3 GPTBlock in 'layers' (named) hold ")
+    assert not [line for line in lines if "unproven" in line]
     assert lines[-1].startswith("measure: acbench ")
     assert sorted(each.name for each in (tmp_path / "fit").iterdir()) == [
         "apply_full.py",
@@ -121,6 +122,8 @@ def test_a_model_that_knows_fewer_tokens_is_unproven(
     run([*words, "--out", str(tmp_path / "fit")])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("USE nothing, unproven: the plain step fits, ")
+    table = [line for line in lines if line.strip().startswith(("USE  none", "full", "selective_op"))]
+    assert [line.endswith("unproven") for line in table] == [True, True, True]
     (noted,) = [line for line in lines if line.startswith("not known: ")]
     assert noted == (
         "not known: nothing was proven: batch: the plain model's forward raises IndexError: index out of "
