@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache, partial
@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from strategies.estimate.anatomy import kind_of
 
 _WHOLE = (
     Tensor,
@@ -28,25 +30,37 @@ _WHOLE = (
     ModuleType,
     partial,
     Enum,
-    torch.Generator,
 )
 _FOREIGN = frozenset({"torch", "builtins", "numpy"})  # packages whose objects are not taken apart
 _SEQUENCES = (list, deque)
 _DEPTH = 6
 
 
-@dataclass(frozen=True, slots=True)
-class GeneratorState:
-    """A random number generator as a call found it."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    """An array or a generator of random numbers as a call found it.
 
-    device: torch.device
-    state: Tensor
+    Fields:
+        copy: it then; nobody else has it.
+        again: makes one more from the copy.
+    """
 
-    def made(self) -> torch.Generator:
-        """Return a generator that draws what the call drew."""
-        generator = torch.Generator(self.device)
-        generator.set_state(self.state)
-        return generator
+    copy: Any
+    again: Callable[[Any], Any]
+
+    @classmethod
+    def of(cls, value: Any) -> _Found | None:
+        """Return the state of `value`; `None` where it is no array and no generator, or never changes."""
+        kind = kind_of(value)
+        if kind is None or kind.write is None or kind.form not in {"buffer", "generator"}:
+            return None
+        # shallow copies of NumPy's generators share their bits, and deep ones of arrays copy tensors in them
+        again = copy.copy if kind.form == "buffer" else copy.deepcopy
+        return cls(again(value), again)
+
+    def made(self) -> Any:
+        """Return another array or generator in this state."""
+        return self.again(self.copy)
 
 
 @dataclass(slots=True, eq=False)
@@ -80,16 +94,19 @@ def tensors_of(value: Any) -> list[Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
-def _taken(value: Any, leaves: list[Any], known: dict[int, _Node], depth: int) -> _Node | None:
+def _taken(value: Any, leaves: list[Any], known: dict[int, Any], depth: int) -> _Node | None:
     """Return the shape of a value and append its leaves; what stands in two places is noted once."""
+    found = known.get(id(value), _Found.of(value))
+    if type(found) is _Node:
+        return found
+    if found is not None:
+        known[id(value)] = found
+        leaves.append(found)
+        return None
     parts = None if depth == 0 or isinstance(value, _WHOLE) else _parts(value)
     if parts is None:
-        leaves.append(
-            GeneratorState(value.device, value.get_state()) if isinstance(value, torch.Generator) else value
-        )
+        leaves.append(value)
         return None
-    if id(value) in known:
-        return known[id(value)]
     keys, held = parts
     node = _Node(type(value), keys, [])
     if type(value) not in {list, tuple}:
@@ -150,8 +167,7 @@ def _is_plain(kind: type[Any]) -> bool:
 def _together(node: _Node | None, leaves: Iterator[Any], known: dict[int, Any]) -> Any:
     """Return the value of a shape, made of the next leaves; what stood in two places does so again."""
     if node is None:
-        leaf = next(leaves)
-        return leaf.made() if type(leaf) is GeneratorState else leaf
+        return _leaf(next(leaves), known)
     if id(node) in known:
         return known[id(node)]
     kind, keys = node.value_type, node.keys
@@ -175,3 +191,12 @@ def _together(node: _Node | None, leaves: Iterator[Any], known: dict[int, Any]) 
             else:
                 vars(made)[name] = part
     return made
+
+
+def _leaf(leaf: Any, known: dict[int, Any]) -> Any:
+    """Return a leaf; of what a call may have changed, another one, the same in each place."""
+    if type(leaf) is not _Found:
+        return leaf
+    if id(leaf) not in known:
+        known[id(leaf)] = leaf.made()
+    return known[id(leaf)]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import random
+from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -53,6 +56,11 @@ def _counts_attribute(value: Any) -> int:
     return int(value.calls)
 
 
+def _counts_first(value: Any) -> int:
+    value[0] += 1
+    return int(value[0])
+
+
 def _appends(value: Any) -> int:
     value.append(len(value))
     return len(value)
@@ -70,6 +78,24 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], int]]] = {
     "a deque": (lambda: deque([7], maxlen=5), _appends),
     "a set": (set, _adds),
     "a list of another class": (_List, _appends),
+    "an array of NumPy": (lambda: np.zeros(1), _counts_first),
+    "a bytearray": (lambda: bytearray(1), _counts_first),
+    "an array of Python": (lambda: array("i", [0]), _counts_first),
+    "an array of objects": (lambda: np.array([0, None], dtype=object), _counts_first),
+    "a generator of NumPy": (lambda: np.random.default_rng(3), lambda value: int(value.integers(1000))),
+    "an old generator of NumPy": (
+        lambda: np.random.RandomState(3),
+        lambda value: int(value.randint(1000)),
+    ),
+    "a generator of Python": (lambda: random.Random(3), lambda value: value.randrange(1000)),
+    "a generator of torch": (
+        lambda: torch.Generator().manual_seed(3),
+        lambda value: int(torch.randint(1000, (), generator=value)),
+    ),
+    "a generator under two names": (
+        lambda: {name: each for each in [random.Random(3)] for name in "ab"},
+        lambda value: value["a"].randrange(1000) - value["b"].randrange(1000),
+    ),
     "a string with an attribute": (lambda: _Word("word"), _counts_attribute),
 }
 
