@@ -198,11 +198,9 @@ def point(
         fields = within_usable(fields, hardware)
     experiment: Experiment | None = None
     refusal: ValueError | None = None
-    resolved: dict[str, Any] = encode(as_refused(fields))
     try:
         experiment = materialise(fields, search)
         _tell(words_of_found(fields, search))
-        resolved = experiment.to_dict()
         if launcher is not None:
             launcher.check(experiment.mesh)
         preflight.check(experiment)
@@ -216,6 +214,7 @@ def point(
         sys.stderr.write(words.traceback)
         problem = f"a defect here kept this point from being planned: {words.kind}: {words.message}"
         refusal = UnplannedError("acbench", f"{problem}; report it with the traceback on stderr")
+    resolved: dict[str, Any] = encode(as_refused(fields)) if experiment is None else experiment.to_dict()
     return Point(
         trial_id=trial_id(resolved),
         resolved=resolved,

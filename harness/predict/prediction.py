@@ -22,7 +22,14 @@ from harness.predict.step_log import FakeStep, StepLog, fake_step
 from harness.predict.step_time import timed_on
 from harness.predict.trace import Times, Trace
 from harness.records.fields import encode
-from harness.records.measured import MeasuredBaseline, MeasuredTime, Observed, RankResult
+from harness.records.measured import (
+    MeasuredBaseline,
+    MeasuredTime,
+    Observed,
+    RankResult,
+    StepBytes,
+    StepFlops,
+)
 from harness.records.predicted_step import PredictedStep, assuming
 from harness.records.record import Ending, Identity, Record, build
 from harness.records.statistics import Ratio
@@ -97,9 +104,15 @@ def predicted_step(experiment: Experiment, hardware: Hardware | None = None) -> 
     """
     try:
         step = step_of(experiment, "cpu")
-        measured = {**asdict(step.memory), **asdict(step.work), **asdict(step.observation)}
-        known = {each.name: measured[each.name] for each in fields(PredictedStep) if each.name in measured}
-        return _with_time(PredictedStep(**known, assumes=step.assumes), step.trace, hardware)
+        predicted = PredictedStep(
+            **{each.name: getattr(step.memory, each.name) for each in fields(StepBytes)},
+            **{each.name: getattr(step.work, each.name) for each in fields(StepFlops)},
+            offloaded_bytes=step.observation.offloaded_bytes,
+            collectives=step.work.collectives,
+            collective_bytes=step.work.collective_bytes,
+            assumes=step.assumes,
+        )
+        return _with_time(predicted, step.trace, hardware)
     except (ConfigError, StrategyError):
         return None
     except Exception as error:  # noqa: BLE001 (a trial says what is wrong with its model)

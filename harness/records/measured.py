@@ -73,34 +73,52 @@ class Moment:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryNumbers:
-    """The bytes of distinct storages in one instrumented step on one rank.
+class PeakBytes:
+    """The two sums of bytes by which steps are compared.
 
     Fields:
         saved_bytes: storages made by forward (model and loss) that are alive when it has returned; without
             parameters, buffers, inputs, outputs and the loss. RNG states that checkpointing stashes count.
         peak_bytes: highest total on the device during the step, everything included.
+    """
+
+    saved_bytes: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepBytes(PeakBytes):
+    """The bytes of distinct storages in one instrumented step on one rank.
+
+    Fields:
         activation_peak_bytes: highest total of the storages made by forward and backward; without the
             gradients of parameters and FSDP's unsharded parameters.
-        peak_phase, peak_module: where `peak_bytes` was first reached.
         parameter_bytes: storages of the parameters at the start of the step (this rank's shards).
         gradient_bytes: storages of the gradients when backward has returned.
         optimizer_bytes: storages of the optimizer's state at the end of the step.
         host_peak_bytes: highest total of storages off the device; on CPU, of what a strategy declares host
             memory.
-        random_state_bytes: those of `saved_bytes` that are states of random generators.
-        allocator: numbers of the allocator for the same step; `None` where it has none.
     """
 
-    saved_bytes: int
-    peak_bytes: int
     activation_peak_bytes: int
-    peak_phase: str
-    peak_module: str
     parameter_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
     host_peak_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryNumbers(StepBytes):
+    """The bytes of a step, and where and how they were seen.
+
+    Fields:
+        peak_phase, peak_module: where `peak_bytes` was first reached.
+        random_state_bytes: those of `saved_bytes` that are states of random generators.
+        allocator: numbers of the allocator for the same step; `None` where it has none.
+    """
+
+    peak_phase: str
+    peak_module: str
     random_state_bytes: int = 0
     allocator: Allocator | None = None
 
@@ -137,13 +155,24 @@ class UncountedOperator:
     seconds_share: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MeasuredWork:
-    """What one instrumented step computed and communicated on one rank.
+@dataclass(frozen=True, kw_only=True)  # without slots: Python joins two classes with slots to none
+class StepFlops:
+    """The FLOPs of one step on one rank.
 
     Fields:
         forward_flops: FLOPs of the model and the loss.
         backward_flops: FLOPs of the backward pass, recomputation included.
+    """
+
+    forward_flops: int
+    backward_flops: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredWork(StepFlops):
+    """What one instrumented step computed and communicated on one rank.
+
+    Fields:
         recomputed_flops: FLOPs of forward operators that ran during the backward pass, beyond those that the
             twin recomputes by itself; all of them where no twin was measured.
         recomputed_ops: number of those operators by name.
@@ -160,8 +189,6 @@ class MeasuredWork:
         graph_breaks: number of places at which it gave up a graph, by its reason.
     """
 
-    forward_flops: int
-    backward_flops: int
     recomputed_flops: int
     recomputed_ops: dict[str, int]
     kernel_recomputed_flops: int = 0

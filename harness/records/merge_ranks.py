@@ -13,7 +13,9 @@ from harness.records.measured import (
     MeasuredTime,
     MeasuredWork,
     MemoryNumbers,
+    PeakBytes,
     RankResult,
+    StepFlops,
     UncountedOperator,
 )
 from harness.records.parity_result import (
@@ -48,11 +50,13 @@ class RankMemory(MemoryNumbers):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BaselineMemory:
-    """The twin's bytes, maximum over ranks, as of `MemoryNumbers`."""
+class BaselineMemory(PeakBytes):
+    """The twin's bytes, maximum over ranks.
 
-    saved_bytes: int
-    peak_bytes: int
+    Fields:
+        random_state_bytes: as of `MemoryNumbers`.
+    """
+
     random_state_bytes: int = 0
 
 
@@ -70,7 +74,7 @@ class Memory(MeasuredMemory):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BaselineWork:
+class BaselineWork(StepFlops):
     """The twin's FLOPs, maximum over ranks.
 
     Fields:
@@ -78,8 +82,6 @@ class BaselineWork:
         kernel_recomputed_flops: attention scores that backward kernels compute once more.
     """
 
-    forward_flops: int
-    backward_flops: int
     recomputed_flops: int = 0
     kernel_recomputed_flops: int = 0
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from harness.records.measured import StepBytes, StepFlops
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PredictedStep:
+class PredictedStep(StepFlops, StepBytes):
     """The instrumented step of rank 0 as predicted; bytes and FLOPs are those of `memory` and `work`.
 
     Fields:
-        peak_bytes, saved_bytes, activation_peak_bytes, parameter_bytes, gradient_bytes, optimizer_bytes,
-            host_peak_bytes: as `MemoryNumbers` has them.
-        forward_flops, backward_flops: FLOPs, recomputation included.
         offloaded_bytes: bytes moved to host memory.
         collectives: number of collectives, by phase and name.
         collective_bytes: their payload, by phase and name.
@@ -26,15 +25,6 @@ class PredictedStep:
             where nothing is, and estimates otherwise.
     """
 
-    peak_bytes: int
-    saved_bytes: int
-    activation_peak_bytes: int
-    parameter_bytes: int
-    gradient_bytes: int
-    optimizer_bytes: int
-    host_peak_bytes: int
-    forward_flops: int
-    backward_flops: int
     offloaded_bytes: int = 0
     collectives: dict[str, dict[str, int]] = field(default_factory=dict)
     collective_bytes: dict[str, dict[str, int]] = field(default_factory=dict)

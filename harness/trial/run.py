@@ -25,7 +25,7 @@ from harness.measure.step import allocator_truth, instrument
 from harness.models.base import Batch
 from harness.ranks.entry import RankContext
 from harness.records.fields import encode
-from harness.records.measured import MeasuredMemory, MeasuredWork, Observed
+from harness.records.measured import MeasuredBaseline, MeasuredTime, Observed, RankResult
 from harness.records.parity_result import Parity
 from harness.records.probed import Probed
 from harness.trial.act import Act
@@ -102,14 +102,16 @@ def run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None = None
     `parity` and `timing`, so that running out of memory there never hides what the variant needs.
     """
     with ledger() as changed:
-        measured = _run(plan, context, devices)
+        result = _run(plan, context, devices)
     left = [name for name in changed if not name.startswith("generator ")]  # a trial may draw
-    if left and measured["probes"] is not None:
-        measured["probes"]["notes"] = [*measured["probes"]["notes"], f"{_LEFT}: {', '.join(left)}"]
-    return measured
+    if left and result.probes is not None:
+        notes = (*result.probes.notes, f"{_LEFT}: {', '.join(left)}")
+        result = replace(result, probes=replace(result.probes, notes=notes))
+    encoded: dict[str, Any] = encode(result)
+    return encoded
 
 
-def _run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None) -> dict[str, Any]:
+def _run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None) -> RankResult:
     """Run one trial in this rank, as `run` does, and leave behind what its models do."""
     mesh = plan.experiment.mesh
     install()
@@ -129,41 +131,35 @@ def _run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None) -> d
         gc.collect()  # the model that the plan was made with
         plan = replace(plan, experiment=planned)
         bench = replace(bench, plan=plan)
-        variant = _measure(bench, plan.experiment, on_built=lambda: context.phase("instrument"))
+        result = _measure(bench, plan.experiment, on_built=lambda: context.phase("instrument"))
         context.phase("parity")
-        measured: dict[str, Any] = {
-            "rank": context.rank,
-            "local_rank": context.local_rank,
-            **variant,
-            "baseline": None,
-            "parity": None,
-            "probes": None,
-            "time": None,
-            # a record has that of rank 0
-            "environment": {} if context.rank else describe(context.device, plan.experiment.files),
-        }
-        context.keep(measured)
+        if not context.rank:  # a record has that of rank 0
+            result = replace(result, environment=describe(context.device, plan.experiment.files))
+        context.keep(encode(result))
         if plan.baseline != "none":
             twin = _measure(bench, plan.experiment.twin())
-            measured["baseline"] = {key: twin[key] for key in ("memory", "work")}
-            work = MeasuredWork(**variant["work"]).beyond(MeasuredWork(**twin["work"]))
-            acts = _acts_otherwise(bench, _act(variant), _act(twin))
-            measured["work"] = asdict(replace(work, acted_otherwise=acts))
-            context.keep(measured)
+            acts = _acts_otherwise(bench, _act(result), _act(twin))
+            result = replace(
+                result,
+                baseline=MeasuredBaseline(memory=twin.memory, work=twin.work),
+                work=replace(result.work.beyond(twin.work), acted_otherwise=acts),
+            )
+            context.keep(encode(result))
             parity = _prove(bench)
-            measured["parity"] = parity.as_json()
-            context.keep(measured)
+            result = replace(result, parity=parity)
+            context.keep(encode(result))
             if plan.experiment.protocol.probes and plan.baseline == "paired":  # else there is no room for two
-                measured["probes"] = encode(_probe(bench, parity))
-                context.keep(measured)
+                result = replace(result, probes=_probe(bench, parity))
+                context.keep(encode(result))
         context.phase("timing")
-        computes_in: torch.dtype = getattr(torch, variant["trained"]["computes_in"])
-        return measured | {"time": _time(bench, computes_in)}
+        assert result.trained is not None, "it was measured here"
+        computes_in: torch.dtype = getattr(torch, result.trained.computes_in)
+        return replace(result, time=_time(bench, computes_in))
 
 
 def _measure(
     bench: _Bench, experiment: Experiment, on_built: Callable[[], None] = lambda: None
-) -> dict[str, Any]:
+) -> RankResult:
     """Return memory, work and observation of one step of `experiment`, alone in this process.
 
     Args:
@@ -177,12 +173,14 @@ def _measure(
     batch = bench.batch(UNMEASURED_STEPS)  # as it was: a forward may have changed its inputs
     truth = allocator_truth(trainee, batch, report.live)
     _release(trainee)
-    return {
-        "trained": asdict(trainee.trained),
-        "memory": asdict(report.memory) | {"allocator": truth and asdict(truth)},
-        "work": asdict(report.work),
-        "observation": asdict(observation),
-    }
+    return RankResult(
+        rank=bench.context.rank,
+        local_rank=bench.context.local_rank,
+        memory=replace(report.memory, allocator=truth),
+        work=report.work,
+        observation=Observed(**asdict(observation)),
+        trained=trainee.trained,
+    )
 
 
 def _prepared(
@@ -222,12 +220,8 @@ def _other_acts(bench: _Bench, experiment: Experiment) -> list[Act]:
     return acts
 
 
-def _act(measured: dict[str, Any]) -> Act:
-    return Act(
-        memory=MeasuredMemory(**measured["memory"]),
-        work=MeasuredWork(**measured["work"]),
-        observation=Observed(**measured["observation"]),
-    )
+def _act(result: RankResult) -> Act:
+    return Act(memory=result.memory, work=result.work, observation=result.observation)
 
 
 def _prove(bench: _Bench) -> Parity:
@@ -288,21 +282,22 @@ def _earliest(device: torch.device, step: int | None) -> int | None:
     return None if earliest == _NEVER else earliest
 
 
-def _time(bench: _Bench, computes_in: torch.dtype) -> dict[str, Any] | None:
+def _time(bench: _Bench, computes_in: torch.dtype) -> MeasuredTime | None:
     """Return the step times of variant and twin in this rank; `None` where the protocol times nothing."""
     experiment, context = bench.plan.experiment, bench.context
     if experiment.protocol.timed_pairs == 0:
         return None
     samples, energy_j = _samples(bench)
     rate = peak_flops(context.device, computes_in, shared=context.trial_dir.parent)
-    return {
-        **asdict(samples),
-        "tokens_per_step": experiment.tokens_per_step,
-        "devices": experiment.mesh.world_size,
-        "peak_flops_per_s": rate.flops_per_s,
-        "peak_flops_per_s_source": rate.source,
-        "energy_j": energy_j,
-    }
+    return MeasuredTime(
+        variant_s=samples.variant_s,
+        twin_s=samples.twin_s,
+        tokens_per_step=experiment.tokens_per_step,
+        devices=experiment.mesh.world_size,
+        peak_flops_per_s=rate.flops_per_s,
+        peak_flops_per_s_source=rate.source,
+        energy_j=energy_j,
+    )
 
 
 def _samples(bench: _Bench) -> tuple[PairedTimes, float | None]:
