@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,45 @@ def test_import_contracts_are_kept() -> None:
         [sys.executable, "-c", program, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "contract"),
+    [
+        pytest.param(
+            "strategies/ac/mine.py",
+            "from strategies.ac.full import Full",
+            "Variants never import one another",
+            id="a variant imports another",
+        ),
+        pytest.param(
+            "harness/measure/planned.py",
+            "from strategies.budget.plan import Plan",
+            "Meters know what strategies estimate and what a step did, and no strategy",
+            id="a meter imports the planner",
+        ),
+    ],
+)
+def test_a_new_file_is_held_to_the_contracts(file: str, text: str, contract: str, tmp_path: Path) -> None:
+    """They forbid by rule: no list has to name the file first."""
+    pytest.importorskip("importlinter", reason="import-linter is in the dev extra")
+    for package in ("acbench", "harness", "strategies"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / file).write_text(f'"""New."""\n\n{text}\n', encoding="utf-8")
+    program = (
+        "import sys; sys.path.insert(0, '.'); "
+        "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program, "--no-cache"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    broken = [line for line in done.stdout.splitlines() if " BROKEN" in line]
+    assert [line.partition(" BROKEN")[0] for line in broken] == [contract]
 
 
 @pytest.mark.parametrize("package", ["acbench", "harness", "strategies", "hydra_plugins"])
