@@ -16,6 +16,7 @@ from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -156,10 +157,15 @@ def _given(
     for place, tensor in enumerate(tensors_held_by((inputs, keywords))):
         yield StateChange("input", f"input {place} of {owner}"), partial(_itself, tensor)
     for name, value in _by_name(module, inputs, keywords):
-        if isinstance(value, (*CONSTANTS, Tensor, nn.Module, tuple)) or callable(value):
+        if isinstance(value, (*CONSTANTS, Tensor, nn.Module)) or callable(value) or _is_fixed(value):
             continue
         kind = "iterator" if isinstance(value, Iterator) else "argument"
         yield StateChange(kind, f"argument {name!r} of {owner}"), partial(_itself, value)
+
+
+def _is_fixed(value: Any) -> bool:
+    """Whether a value is a tuple that holds tensors, which are inputs, and what nobody can change."""
+    return isinstance(value, tuple) and all(isinstance(each, (*CONSTANTS, Tensor)) for each in value)
 
 
 def _by_name(
@@ -200,9 +206,11 @@ def _mark_of(kind: str, value: Any) -> Any:
 
 def _mark_of_object(value: Any, depth: int) -> Any:
     """Return the mark of a value with those of all that it holds, which is how a cache changes."""
-    holds = held_by(value) if depth and not isinstance(value, (Tensor, nn.Module, ModuleType, type)) else None
+    kind = kind_of(value)
+    is_one = isinstance(value, (Tensor, nn.Module, ModuleType, type)) or (kind and kind.form == "generator")
+    holds = held_by(value) if depth and not is_one else None
     if not holds:
-        return _mark(value, 0), 0 if holds is None else len(holds)
+        return _mark(value, 1), 0 if holds is None else len(holds)
     return tuple(
         (key, _mark_of_object(part, depth - 1)) for key, part in itertools.islice(holds.items(), _MOST_ITEMS)
     ), len(holds)
@@ -227,6 +235,8 @@ def _mark(value: Any, depth: int = 3) -> Any:
 
 
 def _mark_of_content(content: Any, form: str, depth: int) -> Any:
+    if isinstance(content, np.ndarray) and not content.dtype.hasobject:
+        return content.shape, content.tobytes()  # its repr leaves out the middle
     if form in ("buffer", "generator"):
         return repr(content.tolist() if isinstance(content, Tensor) else content)
     items = content.items() if isinstance(content, Mapping) else enumerate(content)

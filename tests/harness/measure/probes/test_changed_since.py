@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import ContextVar
 from itertools import cycle
+from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -107,3 +109,55 @@ def test_an_input_that_is_changed_in_place_is_named() -> None:
     (batch,) = toy_batches(1, 4, 8)
     found = changed_since(trainee, batch, seed=0, device=torch.device("cpu"))
     assert [(change.kind, change.name) for change in found] == [("input", "input 0 of 2")]
+
+
+class Taking(Layer):
+    """A layer that changes a value that it is given."""
+
+    def __init__(self, change: Callable[[Any], object]) -> None:
+        super().__init__()
+        self.change = change
+
+    def forward(self, x: Tensor, value: Any = None) -> Tensor:
+        self.change(value)
+        outputs: Tensor = self.linear(x)
+        return outputs
+
+
+class Giving(nn.Module):
+    """A model that gives its layer a value."""
+
+    def __init__(self, make: Callable[[], Any], change: Callable[[Any], object]) -> None:
+        super().__init__()
+        self.layer, self.make = Taking(change), make
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(x, self.make())
+        return outputs
+
+
+def _counts(value: Any) -> None:
+    value[len(value) // 2] += 1
+
+
+ARGUMENTS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "an array": (lambda: np.zeros(1), _counts),
+    "a large array": (lambda: np.zeros(5000), _counts),
+    "a bytearray": (lambda: bytearray(3), _counts),
+    "a generator of NumPy": (lambda: np.random.default_rng(3), lambda value: value.random()),
+    "a generator of torch": (torch.Generator, lambda value: torch.rand((), generator=value)),
+    "a generator of Python": (lambda: Random(3), lambda value: value.random()),
+    "an array in a dictionary": (lambda: {"counts": np.zeros(1)}, lambda value: _counts(value["counts"])),
+    "a list in a tuple": (lambda: ([],), lambda value: value[0].append(1)),
+    "a list": (list, lambda value: value.append(1)),
+}
+
+
+@pytest.mark.parametrize("is_changed", [True, False])
+@pytest.mark.parametrize("case", ARGUMENTS)
+def test_an_argument_that_is_changed_is_named(case: str, is_changed: bool) -> None:
+    make, change = ARGUMENTS[case]
+    trainee = toy_trainee(lambda: Giving(make, change if is_changed else _nothing))
+    (batch,) = toy_batches(1, 4, 8)
+    found = changed_since(trainee, batch, seed=0, device=torch.device("cpu"))
+    assert [each.name for each in found] == ["argument 'value' of layer"] * is_changed
