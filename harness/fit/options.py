@@ -11,7 +11,8 @@ from harness.experiment.experiment import Experiment
 Writer: TypeAlias = "Callable[[Sequence[str]], str | None]"
 """Returns the text of a file for some of the blocks; `None` where it says nothing about them."""
 
-_TIE = 0.02
+TIE = 0.02
+"""Share of seconds, and of bytes, up to which two steps are equal."""
 _SIMPLICITY = ("none", "first", "selective_layer", "full", "selective_op", "rules", "offload", "full_offload")
 """Variants, the simplest first; what needs acbench while it trains comes after them."""
 
@@ -123,7 +124,7 @@ def chosen(options: Sequence[Option]) -> Option | None:
     if not fitting:
         return None
     fastest_s = min(each.step_time_s for each in fitting)
-    fast = [each for each in fitting if each.step_time_s <= fastest_s * (1 + _TIE)]
+    fast = [each for each in fitting if each.step_time_s <= fastest_s * (1 + TIE)]
     fewest = min(each.peak_bytes for each in fast)
-    tied = [each for each in fast if each.peak_bytes <= fewest * (1 + _TIE)]
+    tied = [each for each in fast if each.peak_bytes <= fewest * (1 + TIE)]
     return min(tied, key=lambda each: (each.rank, each.step_time_s, each.peak_bytes))

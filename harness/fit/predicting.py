@@ -13,13 +13,15 @@ from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment, name_of
 from harness.fit.in_process import with_rows
 from harness.fit.largest_batch import largest_batch
-from harness.fit.options import Option, Writer, words_of_classes
+from harness.fit.options import TIE, Option, Writer, words_of_classes
 from harness.fit.subject import Blocks, Subject
 from harness.predict.fake_rank import planned_on_fake_rank, seen_on_fake_rank
 from harness.predict.prediction import step_of
 from harness.predict.step_log import FakeStep
 from harness.predict.step_time import bound_by, timed_on
 from harness.records import files
+from harness.records.measured import MeasuredMemory
+from harness.report.facts.number_words import human_bytes
 from strategies import RunnableStep, StrategyError, chunk_variants
 from strategies.ac.file import File
 from strategies.budget.export.operator_modules import heavy_operators
@@ -85,11 +87,14 @@ class Predictions:
             self._budget()
             return
         self._attempt("offload", "saved values in host memory", subject.variant("offload"), self._offloaded)
+        if self._stands_alone():
+            return
         self._budget()
         offloaded = subject.variant("full", offload=True)
         self._attempt("full_offload", "full, block inputs in host memory", offloaded, None)
-        chunked = subject.under(subject.experiment.ac, chunk=chunk_variants["minimum"]())
-        self._attempt("full_chunked", "full, operators in chunks", chunked, None)
+        if self._chunks_may_be_used():
+            chunked = subject.under(subject.experiment.ac, chunk=chunk_variants["minimum"]())
+            self._attempt("full_chunked", "full, operators in chunks", chunked, None)
 
     def add(
         self,
@@ -130,6 +135,8 @@ class Predictions:
         is_planned = name_of(experiment.ac) == "budget" or name_of(experiment.chunk) != "none"
         if not self.subject.has_batch or is_planned:
             return option
+        if _standing_bytes(self._steps[option.variant].memory) > self.subject.limit_bytes:
+            return replace(option, largest_batch=0)
         self.tell(f"largest batch, {option.title}")
 
         def memory_of(size: int) -> int:
@@ -145,6 +152,22 @@ class Predictions:
 
     def _fits(self, variant: str) -> bool:
         return any(each.fits for each in self.options if each.variant == variant)
+
+    def _stands_alone(self) -> bool:
+        """Whether no activation has to be there for a step not to fit, so that nothing here helps; say so."""
+        standing = _standing_bytes(self._steps["full"].memory)
+        if standing <= self.subject.limit_bytes:
+            return False
+        self.notes.append(
+            f"parameters, gradients and optimizer alone take {human_bytes(standing)}, so plans and chunks "
+            "cannot help and are not predicted"
+        )
+        return True
+
+    def _chunks_may_be_used(self) -> bool:
+        """Whether `full` in chunks, which takes at least the time of `full`, may be as fast as what fits."""
+        fastest_s = min((each.step_time_s for each in self.options if each.fits), default=math.inf)
+        return fastest_s * (1 + TIE) >= self._of("full").step_time_s
 
     def _of(self, variant: str) -> Option:
         return next(each for each in self.options if each.variant == variant)
@@ -276,6 +299,11 @@ class Predictions:
     def _offloaded(self, blocks: Sequence[str]) -> str:
         title = self._title("what blocks save for backward waits in host memory")
         return offloading_file(blocks, title=title, name="apply_offload")
+
+
+def _standing_bytes(memory: MeasuredMemory) -> int:
+    """Return what is there at the end of backward, with any batch and whatever is done with activations."""
+    return memory.parameter_bytes + memory.gradient_bytes + memory.optimizer_bytes
 
 
 def _overrides(experiment: Experiment) -> tuple[str, ...]:

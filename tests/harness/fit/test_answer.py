@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from torch import nn
@@ -16,6 +17,7 @@ from harness.command_line.fit_command import run
 from harness.command_line.fit_words import asked
 from harness.fit.answer import _remedies, answer
 from harness.fit.options import Option
+from harness.fit.predicting import Predictions
 from harness.fit.screen import MOST_LINES, screen
 from harness.fit.written import text_of
 from strategies import chunk_variants
@@ -74,11 +76,65 @@ def test_where_nothing_fits_it_says_what_would(tmp_path: Path, capsys: pytest.Ca
     found = json.loads(capsys.readouterr().out)
     assert (status, found["use"]) == (1, None)
     assert found["remedies"]
+    assert [each["variant"] for each in found["options"]] == ["none", "full", "selective_op", "offload"]
+    assert [each["largest_batch"] for each in found["options"]] == [0, 0, 0, 0]
     assert set(found) >= {
         "model", "blocks", "hardware", "usable_bytes", "plain", "use", "options", "command", "unknown",
     }  # fmt: skip
     assert set(found["blocks"]) >= {"fqn", "count", "found", "saved_bytes", "covered_bytes"}
     assert set(found["plain"]) >= {"peak_bytes", "saved_bytes", "step_time_s", "fits"}
+
+
+def _predictions(limit_bytes: int, *options: tuple[str, float, bool]) -> Any:
+    """Return predictions whose `full` has 10 bytes of parameters, 10 of gradients, 20 of the optimizer."""
+    memory = SimpleNamespace(parameter_bytes=10, gradient_bytes=10, optimizer_bytes=20)
+    known = [SimpleNamespace(variant=name, step_time_s=step_s, fits=fits) for name, step_s, fits in options]
+    found: Any = Predictions(
+        subject=cast("Any", SimpleNamespace(limit_bytes=limit_bytes)),
+        blocks=cast("Any", None),
+        folder=Path(),
+        tell=lambda _: None,
+        options=cast("Any", known),
+    )
+    found._steps["full"] = SimpleNamespace(memory=memory)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "notes"),
+    [
+        pytest.param(40, [], id="activations alone decide"),
+        pytest.param(
+            39,
+            [
+                (
+                    "parameters, gradients and optimizer alone take 40 B, so plans and chunks cannot help and are "
+                    "not predicted"
+                )
+            ],
+            id="nothing can help",
+        ),
+    ],
+)
+def test_what_stands_alone_is_said_once(limit_bytes: int, notes: list[str]) -> None:
+    found = _predictions(limit_bytes)
+    assert (found._stands_alone(), found.notes) == (bool(notes), notes)
+
+
+@pytest.mark.parametrize(
+    ("options", "may_be"),
+    [
+        pytest.param([("full", 1.3, False)], True, id="nothing fits"),
+        pytest.param([("full", 1.3, False), ("offload", 1.2, True)], False, id="something faster fits"),
+        pytest.param([("full", 1.3, False), ("offload", 1.28, True)], True, id="something as fast fits"),
+        pytest.param([("full", 1.3, False), ("offload", 1.5, True)], True, id="something slower fits"),
+        pytest.param([("full", 1.3, False), ("offload", 1.2, False)], True, id="what is faster does not fit"),
+    ],
+)
+def test_chunks_are_predicted_where_they_may_be_the_answer(
+    options: list[tuple[str, float, bool]], *, may_be: bool
+) -> None:
+    assert _predictions(40, *options)._chunks_may_be_used() is may_be
 
 
 def test_a_defect_of_ours_is_not_said_to_be_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
