@@ -5,6 +5,7 @@ It is an option of the command and no part of an experiment: the same trial is p
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import isfinite
@@ -92,7 +93,7 @@ class Hardware:
     @property
     def usable_bytes(self) -> int:
         """Bytes that the storages of one rank may take."""
-        return int(self.usable_gib * _GIB)
+        return int(min(self.usable_gib * _GIB, sys.maxsize))
 
     def needed_bytes(self, memory: MemoryNumbers) -> int:
         """Return the bytes that a step needs here; on a CPU, host memory is the same memory."""

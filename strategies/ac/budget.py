@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -300,7 +301,7 @@ class Budget(ActivationCheckpointing):
             of_step = planner.Planner(
                 graph,
                 objective=objective,
-                host_bytes=int(self.host_gib * _GIB),
+                host_bytes=int(min(self.host_gib * _GIB, sys.maxsize)),
                 nests=not self.needs_compiler and step.chunk is None,
                 is_taped=not self.needs_compiler,
             )
@@ -315,7 +316,7 @@ class Budget(ActivationCheckpointing):
             StrategyError: no plan keeps it.
         """
         if self.budget_gib is not None:
-            where, most = "ac.budget_gib", self.budget_gib * _GIB
+            where, most = "ac.budget_gib", min(self.budget_gib * _GIB, sys.maxsize)
         else:
             assert self.fraction is not None, "one of the two is given"
             where, most = "ac.fraction", self.fraction * ways.plain_peak_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -64,7 +65,7 @@ class Cheapest(Sharding):
         graph = choices.with_random_numbers_of(graph, reference)
         limits = solver.Limits(communicated_bytes=sum(option.communicated_bytes for option in reference))
         if self.memory_limit_mib is not None:
-            limits = solver.Limits(memory_bytes=int(self.memory_limit_mib * _MIB))
+            limits = solver.Limits(memory_bytes=int(min(self.memory_limit_mib * _MIB, sys.maxsize)))
         try:
             choice = solver.cheapest(graph, limits)
         except StrategyError as error:

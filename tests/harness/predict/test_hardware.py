@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import fields, replace
 from typing import Any
 
@@ -70,3 +71,7 @@ def test_a_number_that_cannot_be_is_refused(changes: dict[str, Any], message: st
     with pytest.raises(ConfigError) as error:
         replace(known, **changes)
     assert str(error.value) == message
+
+
+def test_more_bytes_than_there_are_are_a_number() -> None:
+    assert hardware(usable_gib=1e308).usable_bytes == sys.maxsize

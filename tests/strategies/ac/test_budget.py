@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,12 @@ def test_a_budget_below_the_smallest_is_refused_with_it() -> None:
             10 << 30,
             "10737418240 bytes are above the peak without activation checkpointing, {} bytes",
             id="more than all",
+        ),
+        pytest.param(
+            {"budget_gib": 1e308, "host_gib": 1e308},
+            sys.maxsize,
+            f"{sys.maxsize} bytes are above the peak without activation checkpointing, {{}} bytes",
+            id="more bytes than there are",
         ),
     ],
 )

@@ -73,6 +73,11 @@ def test_stays_within_its_memory(limit_mib: float) -> None:
     assert chosen.seconds >= free.seconds
 
 
+def test_a_limit_of_more_bytes_than_there_are_limits_nothing() -> None:
+    free = _plan(MODELS["gpt"], Cheapest(memory_limit_mib=1e6))
+    assert _plan(MODELS["gpt"], Cheapest(memory_limit_mib=1e308)) == free
+
+
 def test_less_memory_takes_no_less_time() -> None:
     times = [_plan(MODELS["gpt"], Cheapest(memory_limit_mib=limit)).seconds for limit in (0.27, 0.35, 0.5)]
     assert times == sorted(times, reverse=True)
