@@ -39,7 +39,10 @@ def main() -> int:
             rows = [row for row in content["results"] if row["model"] == model]
             name = re.sub(r"[^a-z0-9]+", "_", model.lower()).strip("_")
             figure = chosen.out / f"chunk_curve-{kind}-{name}.svg"
-            figure.write_text(vl_convert.vegalite_to_svg(chart(f"{model}, {kind}", rows)), encoding="utf-8")
+            figure.write_text(
+                vl_convert.vegalite_to_svg(chart(f"{model}, {kind}", rows), config={"aria": False}),
+                encoding="utf-8",
+            )
             sys.stdout.write(f"{figure}\n")
     return 0
 

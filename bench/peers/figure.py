@@ -41,7 +41,9 @@ def main() -> int:
     found = [json.loads(path.read_text(encoding="utf-8"))["results"] for path in chosen.results]
     rows = [row for each in found for row in each["peers"]]
     ablations = [row for each in found for row in each["ablations"]]
-    chosen.out.write_text(vl_convert.vegalite_to_svg(chart(rows, ablations)), encoding="utf-8")
+    chosen.out.write_text(
+        vl_convert.vegalite_to_svg(chart(rows, ablations), config={"aria": False}), encoding="utf-8"
+    )
     sys.stdout.write(f"{chosen.out}\n")
     return 0
 

@@ -11,12 +11,14 @@ import argparse
 import inspect
 import json
 import re
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
 from docs.tools.compatibility import compatibility_tables
+from docs.tools.keep import KEPT, commits
 from harness.records.record import Record
 from harness.report.content.terminal_table import sheet
 from harness.report.facts.sweep_records import load
@@ -111,6 +113,26 @@ def nested_table() -> str:
     return markdown(columns, rows)
 
 
+def age_table() -> str:
+    """Return the commit of every kept file and its day."""
+    rows = []
+    for path in sorted(KEPT.glob("*.json")):
+        (commit,) = commits(json.loads(path.read_text(encoding="utf-8")))
+        rows.append([f"`{path.name}`", f"`{commit[:8]}`", day_of(commit)])
+    return markdown(("file", "commit", "of"), rows)
+
+
+def day_of(commit: str) -> str:
+    """Return the day of a commit.
+
+    Raises:
+        CalledProcessError: the history does not have it.
+    """
+    words = ["git", "show", "--no-patch", "--format=%cs", commit]
+    done = subprocess.run(words, cwd=_ROOT, capture_output=True, text=True, check=True)  # noqa: S603 (git)
+    return done.stdout.strip()
+
+
 def traits(variant: type[Strategy]) -> list[str]:
     """Return the sentences after `Saved:`, `Recomputed:` and `Moved:` in a docstring."""
     return [_sentences(variant, trait) for trait in _TRAITS]
@@ -146,6 +168,7 @@ PARTS: tuple[tuple[str, str, str, Callable[[], str]], ...] = (
     ("variants", "docs/variants.md", "variants", variant_table),
     ("nested", "docs/nested.md", "nested", nested_table),
     ("compat", "docs/compatibility.md", "compat", compatibility_tables),
+    ("results", "docs/results/README.md", "ages", age_table),
 )
 """Option of `--only`, page, marks, and what stands between them."""
 

@@ -55,7 +55,7 @@ def _choose(override: Override, asked_for: Sequence[str]) -> None:
     """Let a glob leave out what must be asked for.
 
     Args:
-        override: of the command.
+        override: one word of the command.
         asked_for: variants of AC that must be asked for.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
@@ -17,6 +17,7 @@ _PANELS = 2  # beside one another
 _MARGIN = 24  # of a panel, in pixels
 _INK, _SOFT, _LINE = "#1c1d1f", "#5b6068", "#dcdfe4"
 _CONFIG = {
+    "aria": False,  # no program reads the words of each mark aloud from a picture
     "background": "white",
     "padding": 12,
     "font": "sans-serif",
@@ -49,21 +50,35 @@ def to_markdown(document: Document, figures: str) -> str:
 
 
 def to_svg(figure: Figure) -> str:
-    """Return a figure as it is on the light page."""
+    """Return a figure as it is on the light page, without what only shows its words there."""
     spec = {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        **figure.spec,
+        **_drawn(figure.spec),
         "data": {"values": list(figure.rows)},
         **(_panels(figure) if "facet" in figure.spec else {"width": _WIDTH}),
     }
     return vega.to_svg(spec, _CONFIG)
 
 
+def _drawn(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `spec` without layers that nobody sees: on a page they take the pointer."""
+    inner = {"spec": _drawn(spec["spec"])} if "spec" in spec else {}
+    seen = [
+        layer for layer in spec.get("layer", ()) if "opacity" not in _mark(layer) or _mark(layer)["opacity"]
+    ]
+    return {**spec, **inner, **({"layer": seen} if "layer" in spec else {})}
+
+
+def _mark(layer: Mapping[str, Any]) -> Mapping[str, Any]:
+    mark = layer.get("mark", {})
+    return mark if isinstance(mark, Mapping) else {}
+
+
 def _panels(figure: Figure) -> dict[str, Any]:
     """Return how many panels stand beside one another, and how wide each is."""
     field = figure.spec["facet"]["field"]
     columns = min(_PANELS, len({row[field] for row in figure.rows}))
-    return {"columns": columns, "spec": {**figure.spec["spec"], "width": _WIDTH // columns - _MARGIN}}
+    return {"columns": columns, "spec": {**_drawn(figure.spec["spec"]), "width": _WIDTH // columns - _MARGIN}}
 
 
 def markdown_table(table: Table) -> str:

@@ -45,7 +45,11 @@ def timeline_figure(sweep: SweepRecords) -> Figure | None:
     marks = {"x": {"datum": 1, "type": "quantitative"}}, {"x": {"datum": 2, "type": "quantitative"}}
     layers = [
         *(
-            {"mark": {"type": "rule", "strokeDash": [3, 3], "aria": False}, "encoding": mark}
+            {
+                "data": {"values": [{}]},  # one rule, not one for each stay
+                "mark": {"type": "rule", "strokeDash": [3, 3], "aria": False},
+                "encoding": mark,
+            }
             for mark in marks
         ),
         {"mark": {"type": "line", "strokeWidth": 1.5}, "encoding": shared},
