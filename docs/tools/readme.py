@@ -21,7 +21,7 @@ from docs.tools.compatibility import compatibility_tables
 from docs.tools.keep import KEPT, commits
 from harness.records.record import Record
 from harness.report.content.terminal_table import sheet
-from harness.report.facts.sweep_records import load
+from harness.report.facts.sweep_records import load, named
 from harness.report.main import main as write_reports
 from strategies import Strategy, ac_variants
 
@@ -66,7 +66,7 @@ def demo_table() -> str:
     """Return the kept records of the demo as a markdown table, meshes together."""
     (demo,) = (path for path in kept_sweeps() if path.stem.startswith("demo-"))
     found = sorted(load(demo).records, key=_place)
-    content = sheet(found)
+    content = sheet(named(found))
     kept = [content.columns.index(name) for name in _SHOWN]
     rows = [[row[index] for index in kept] for row in content.rows]
     return markdown(_SHOWN, rows)

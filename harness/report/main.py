@@ -15,12 +15,11 @@ from pathlib import Path
 from harness.errors import ConfigError
 from harness.records.claims import is_abandoned
 from harness.records.files import SHARED, make_folder, write_atomically
-from harness.records.record import Record
 from harness.records.store import RECORD, Store
 from harness.report.content.changes import changes
 from harness.report.content.contents import document
 from harness.report.content.fail_if import QUANTITIES, WORDS, FailIf, failing, parse
-from harness.report.content.terminal_table import print_table
+from harness.report.content.terminal_table import print_sweep
 from harness.report.facts.document import Document, Figure, plain
 from harness.report.facts.number_words import printable
 from harness.report.facts.sweep_records import SweepRecords, UnreadableError, load
@@ -186,7 +185,7 @@ def _report(options: argparse.Namespace, sweeps: Sequence[SweepRecords], refresh
     }
     for made in filter(options.format.__contains__, writers):
         writers[made]()
-    _print(content, sweeps[0].records if is_one and refresh_s is None else ())
+    _print(content, sweeps[0] if is_one and refresh_s is None else None)
     if options.fail_if:
         return _judged(options.fail_if, *sweeps)
     return _send(options) if "wandb" in options.format else 0
@@ -203,11 +202,11 @@ def _judged(conditions: Sequence[FailIf], before: SweepRecords, after: SweepReco
     return code
 
 
-def _print(content: Document, records: Sequence[Record]) -> None:
-    """Print the answer, and the table of `records` unless there are none or too many."""
+def _print(content: Document, sweep: SweepRecords | None) -> None:
+    """Print the answer, and the table of the sweep unless it has too many trials."""
     sys.stdout.writelines(f"{plain(statement.line)}\n" for statement in content.statements)
-    if 0 < len(records) <= _MOST_PRINTED:
-        print_table(records)
+    if sweep is not None and len(sweep.entries) <= _MOST_PRINTED:
+        print_sweep(sweep, sweep.entries)
 
 
 def _require_records(sweep: SweepRecords, root: Path) -> None:

@@ -19,7 +19,7 @@ CLAIMS = {
         "tests/harness/trial/test_run.py::test_saved_bytes_are_what_the_variants_claim"
     ],
     "which on a CPU is the same memory": [
-        "tests/harness/report/content/test_pareto.py::test_what_a_cpu_moves_to_its_own_memory_is_on_no_front"
+        "tests/harness/report/facts/test_pareto.py::test_what_a_cpu_moves_to_its_own_memory_is_on_no_front"
     ],
     "leave the loss bitwise equal, while gradients are wrong or nothing is saved": [
         "tests/parity/test_detection.py::test_a_silent_defect_is_named_although_outputs_and_loss_are_equal",

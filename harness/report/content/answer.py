@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from harness.records.record import STATUSES, Record, is_baseline
+from harness.records.record import STATUSES, Record
 from harness.records.verdict import VERDICTS
 from harness.report.content.columns import (
-    NOTHING,
-    first_line,
     is_like_baseline,
-    mark,
-    notes,
     number_cell,
     ratio,
 )
 from harness.report.content.columns import ratio_with_interval as interval
-from harness.report.content.pareto import ParetoFront, TradeOff, pareto_front
 from harness.report.content.recommendation import baseline_among, recommendation
 from harness.report.facts import quantities
 from harness.report.facts.baseline import baseline, is_sharded, of_baseline
-from harness.report.facts.document import CodeText, Line, LinePart, Number, Statement
-from harness.report.facts.fields_read import as_read
+from harness.report.facts.document import NOTHING, CodeText, Line, LinePart, Number, Statement
 from harness.report.facts.labels import fields_that_differ, mesh_sizes
 from harness.report.facts.number_words import NumberUnit, and_more
+from harness.report.facts.pareto import ParetoFront, TradeOff
 from harness.report.facts.sweep_records import Entry, SweepRecords, is_on_cpu, sentence
+from harness.report.facts.trial_notes import first_line
 from harness.report.facts.workloads import MOST_WORKLOADS, workloads
 
 _WORDS_FOR = {"inert": " does nothing: ", "unverified": " is "}
@@ -66,7 +63,7 @@ def _settings(sweep: SweepRecords) -> tuple[list[Sequence[Entry]], list[ParetoFr
     settings: list[Sequence[Entry]] = sorted(
         sweep.by_setting.values(), key=lambda entries: -_measured(entries)
     )
-    return settings, [pareto_front(entries) for entries in settings]
+    return settings, [sweep.fronts[entries[0].setting] for entries in settings]
 
 
 def _ends(records: Sequence[Record]) -> list[tuple[str, str, int]]:
@@ -88,10 +85,10 @@ def ending(sweep: SweepRecords) -> tuple[Statement, ...]:
     return (sentence(*line, _without_record(sweep), *troubles, ".", of=sweep.entries),)
 
 
-def differing(records: Sequence[Record]) -> Line:
+def differing(experiments: Sequence[Mapping[str, Any]]) -> Line:
     """Return which fields differ between the trials, each with its values."""
     line: list[LinePart] = []
-    for name, values in fields_that_differ(as_read(records)).items():
+    for name, values in fields_that_differ(experiments).items():
         shown = f"{', '.join(values[:_MOST_VALUES])}{and_more(len(values) - _MOST_VALUES)}"
         line += ["; " if line else "Trials differ in ", CodeText(text=name), f": {shown}"]
     return (*line, ".") if line else ()
@@ -105,7 +102,7 @@ def _what_was_trained(sweep: SweepRecords) -> Statement:
     """Return the sentence on model, batch, dtype, device and meshes."""
     measured = [entry for entry in sweep.entries if entry.record.memory is not None]
     first = (measured or sweep.entries)[0]
-    (experiment,) = as_read([first.record])
+    experiment = first.experiment
     parts: list[LinePart] = [first.model]
     size = first.number(quantities.PARAMETERS)
     if size is not None:
@@ -136,7 +133,7 @@ def _meshes(sweep: SweepRecords) -> str:
 def _of_setting(entries: Sequence[Entry], found: ParetoFront, place: str) -> Iterator[Statement]:
     """Yield what saves most, then what needs less and was not timed, or costs less time."""
     compared = [point.entry for point in found.points]
-    tried = [point for point in found.points if not is_baseline(point.entry.record.experiment)]
+    tried = [point for point in found.points if not point.entry.is_baseline]
     saving = [point for point in tried if _saves(point.entry)]
     if saving:
         yield from _offers(found, saving, place)
@@ -213,7 +210,7 @@ def _untrusted(sweep: SweepRecords) -> Iterator[Line]:
         if verdict == "unverified":  # of what ended early, or had no twin, another sentence tells
             found = [entry for entry in found if entry.record.reason is not None]
         for entry in found[:1]:
-            reason = next((note for note in notes(entry.record)), "no part is named")
+            reason = next(iter(entry.notes), "no part is named")
             why: Line = (_WORDS_FOR.get(verdict, ""),)
             if verdict == "differs":
                 why = (" differs from ", *baseline(entry.record.experiment), ": ")
@@ -249,7 +246,7 @@ def _saves(entry: Entry) -> bool:
 
 
 def _is_offer(entry: Entry) -> bool:
-    is_tried = entry.record.verdict == "neutral" and not is_baseline(entry.record.experiment)
+    is_tried = entry.record.verdict == "neutral" and not entry.is_baseline
     return is_tried and _saves(entry) and not entry.is_as_on_gpu
 
 
@@ -261,7 +258,7 @@ def _peak_bytes(entry: Entry) -> int:
 def _saving(entry: Entry) -> Line:
     """Return `full saves 49% of the peak memory (24.2 MiB of 47.1 MiB)`, or what it needs."""
     saved, whole = entry.number(quantities.PEAK_SAVING), entry.number(quantities.BASELINE_PEAK)
-    shown = mark(entry).text
+    shown = entry.mark.text
     name: Line = (CodeText(text=entry.choice), "" if shown in {"neutral", NOTHING} else f" ({shown})")
     share = entry.number(quantities.PEAK_SHARE)
     if saved is None or share is None or whole is None:

@@ -11,10 +11,10 @@ from typing import Any
 
 from harness.records.record import Record
 from harness.records.statistics import Ratio
-from harness.report.content.columns import NOTHING, number_cell, ratio_with_interval
+from harness.report.content.columns import number_cell, ratio_with_interval
 from harness.report.content.contents import partial, subtitle
 from harness.report.facts import quantities
-from harness.report.facts.document import Document, Line, Mark, Section, Statement, Table, plain
+from harness.report.facts.document import NOTHING, Document, Line, Mark, Section, Statement, Table, plain
 from harness.report.facts.quantities import Quantity
 from harness.report.facts.sweep_records import Entry, SweepRecords, grouped, sentence
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from harness.records.parity_result import Parity, joined
 from harness.records.predicted_step import assuming
-from harness.records.record import Failure, Record, is_baseline
+from harness.records.record import Record
 from harness.records.statistics import is_distinguishable
-from harness.report.content.plan_notes import plan_notes
 from harness.report.facts import quantities
-from harness.report.facts.document import Line, LinePart, Mark
-from harness.report.facts.number_words import printable, shortened
+from harness.report.facts.document import NOTHING, Line, LinePart, Mark
 from harness.report.facts.quantities import Quantity
 from harness.report.facts.sweep_records import Entry
 
@@ -34,20 +31,16 @@ LEGEND: Legend = {
     ("collectives",): "collectives: forward+backward+optimizer.",
 }
 
-NOTHING = "-"
 TWIN = "(its twin)"
 """What the row of a twin is called."""
 PHASES = ("forward", "backward", "optimizer")
 
-_EXPLAINED = ("inert", "unverified")
 _LIKE_ONE = Mark(
     text="≈1", about="cannot be told from the baseline's step time: the interval reaches 1 ± 0.01"
 )
 AS_ON_GPU = Mark(
     text="GPU", about="what a GPU would need; on a CPU the host memory it moves to is the same memory"
 )
-_MOST_UNREAD = 4
-_MOST_OF_A_LINE = 400  # characters of a message; CUDA's out-of-memory has some 300
 
 
 def result_cells(entry: Entry) -> dict[str, Line]:
@@ -57,7 +50,7 @@ def result_cells(entry: Entry) -> dict[str, Line]:
 
 def twin_cells(entries: Sequence[Entry]) -> dict[str, Line] | None:
     """Return the cells of the twin of a single trial, which no other row shows; `None` where others do."""
-    if len(entries) != 1 or is_baseline(entries[0].record.experiment):
+    if len(entries) != 1 or entries[0].is_baseline:
         return None
     (entry,) = entries
     known = {"saved": quantities.BASELINE_SAVED, "peak": quantities.BASELINE_PEAK}
@@ -73,77 +66,9 @@ def legend(sentences: Legend, columns: Collection[str]) -> tuple[str, ...]:
     return tuple(sentence for explained, sentence in sentences.items() if set(explained) & set(columns))
 
 
-def notes(record: Record) -> Iterator[str]:
-    """Yield the notes on a trial: failures, differences, and strategies that did nothing."""
-    if record.error is not None:
-        yield f"{record.status}, {failure(record.error)}"
-    yield from differences(record)
-    if record.parity is not None:
-        yield from _uncompared(record.parity)
-    if record.probes is not None:
-        yield from (f"probes: {each}" for each in record.probes.notes)
-    yield from plan_notes(record)
-    if record.work is not None and record.work.never_fired:
-        yield f"never fired: {', '.join(record.work.never_fired)}"
-    yield from _remarks(record)
-
-
-def _remarks(record: Record) -> Iterator[str]:
-    """Yield what explains the verdict, what may have disturbed the times, and what the user noted."""
-    if record.verdict in _EXPLAINED and record.reason is not None:
-        yield f"{record.verdict}: {record.reason}"
-    if foreign := record.environment.get("foreign_processes"):
-        yield f"{len(foreign)} foreign process(es) used the device while it ran"
-    if record.note:
-        yield record.note
-
-
-def _uncompared(parity: Parity) -> Iterator[str]:
-    """Yield what the steps have that was not compared."""
-    if any(link.absent for link in parity.links):
-        yield "outputs are not compared: the plan includes the loss, and they are never whole"
-    if unread := joined(link.uncompared for link in parity.links):
-        more = f" and {len(unread) - _MOST_UNREAD} more" if len(unread) > _MOST_UNREAD else ""
-        yield f"state that is not compared: {', '.join(unread[:_MOST_UNREAD])}{more}"
-
-
-def failure(error: Failure) -> str:
-    """Return what ended a trial: kind, rank, phase and the first line of its message."""
-    rank = "" if error.rank is None else f" on rank {error.rank}"
-    phase = "" if error.phase is None else f" during {error.phase}"
-    return f"{error.kind}{rank}{phase}: {first_line(error)}"
-
-
-def first_line(error: Failure) -> str:
-    """Return how a message begins."""
-    line, *_ = [*printable(error.message).strip().splitlines(), ""]
-    return shortened(line, _MOST_OF_A_LINE)
-
-
-def differences(record: Record) -> Iterator[str]:
-    """Yield the first difference from the twin in time, and that of every link of the chain."""
-    if record.verdict == "differs" and record.parity is not None:
-        yield from record.parity.differences()
-    probes = record.probes
-    if record.verdict == "differs" and probes is not None:
-        finding = (f"{each.reason} (probe {each.probe})",) if (each := probes.finding) is not None else ()
-        recomputed = (f"recomputation: {probes.recomputation}",) if probes.recomputation else ()
-        yield from (*finding, *recomputed, *((probes.cause,) if probes.cause else ()))
-
-
 def phases_of(by_phase: Mapping[str, Mapping[str, int]]) -> tuple[str, ...]:
     """Return the phases worth a number: an optimizer that communicates nothing is left out."""
     return PHASES if by_phase.get("optimizer") else PHASES[:2]
-
-
-def mark(entry: Entry) -> Mark:
-    """Return the verdict, with what explains it."""
-    record, about = entry.record, "; ".join(notes(entry.record))
-    if record.status == "predicted" and record.parity is None:
-        return Mark(text=NOTHING, about=about)
-    if record.verdict == "neutral" and record.parity is not None and record.parity.level == "tolerance":
-        return Mark(text="neutral (tolerance)", about=about)
-    return Mark(text=record.verdict, about=about)
 
 
 def ratio(entry: Entry) -> Line:
@@ -230,7 +155,7 @@ def _counts(entry: Entry, name: str, phases: Iterable[str]) -> Iterator[LinePart
 
 _CELLS: dict[str, Callable[[Entry], Line]] = {
     "status": lambda entry: (Mark(text=entry.record.status),),
-    "verdict": lambda entry: (mark(entry),),
+    "verdict": lambda entry: (entry.mark,),
     "saved": _number(quantities.SAVED),
     "peak": peak,
     "step time vs baseline": ratio,

@@ -64,7 +64,7 @@ def document(sweep: SweepRecords) -> Document:
     return Document(
         title=sweep.name,
         subtitle=subtitle(sweep),
-        differing=differing(sweep.records),
+        differing=differing([entry.experiment for entry in sweep.entries]),
         partial=partial(sweep),
         chapters=tuple(_chapter(number, each) for number, each in enumerate(found[:MOST_WORKLOADS], 1)),
         answer=ending(sweep),

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.records.record import Record
-from harness.report.content.columns import mark, notes, number_cell
-from harness.report.content.pareto import pareto_front
+from harness.report.content.columns import number_cell
 from harness.report.facts import quantities
 from harness.report.facts.commands import command
 from harness.report.facts.document import CodeText, Line, LinePart, Mark, Table
@@ -29,11 +28,10 @@ def detailed(sweep: SweepRecords) -> tuple[Entry, ...]:
     """Return the trials that have details, in the order of the sweep."""
     if len(sweep.entries) <= MOST_DETAILED:
         return sweep.entries
-    best = {point.entry.trial_id for group in sweep.by_setting.values() for point in pareto_front(group).best}
 
     def rank(entry: Entry) -> tuple[bool, bool]:
         went_wrong = entry.record.status != "ok" or entry.record.verdict in {"differs", "inert"}
-        return not went_wrong, entry.trial_id not in best
+        return not went_wrong, entry.trial_id not in sweep.on_front
 
     chosen = {entry.trial_id for entry in sorted(sweep.entries, key=rank)[:MOST_DETAILED]}
     return tuple(entry for entry in sweep.entries if entry.trial_id in chosen)
@@ -53,8 +51,8 @@ def details(entry: Entry) -> Table:
 def _rows(entry: Entry) -> Iterator[Fact]:
     """Yield all facts about one trial, in their order on the page."""
     record = entry.record
-    yield _fact("ended", Mark(text=record.status), ", ", mark(entry), f", {record.finished_at}")
-    for note in notes(record):
+    yield _fact("ended", Mark(text=record.status), ", ", entry.mark, f", {record.finished_at}")
+    for note in entry.notes:
         yield _fact("note", note)
     yield from _model(record)
     line = command(record.experiment)

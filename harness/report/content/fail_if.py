@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from harness.records.record import STATUSES, Record
 from harness.records.verdict import VERDICTS
 from harness.report.content.changes import matched
-from harness.report.content.columns import NOTHING
 from harness.report.facts import quantities
-from harness.report.facts.document import plain
+from harness.report.facts.document import NOTHING, plain
 from harness.report.facts.number_words import NumberUnit, in_words
 from harness.report.facts.quantities import Quantity
 from harness.report.facts.sweep_records import Entry, SweepRecords

@@ -10,13 +10,15 @@ from typing import Any
 from harness.records.fields import encode
 from harness.records.predicted_step import Outlook, SolvedField, assuming
 from harness.records.record import Record
-from harness.report.content.columns import NOTHING, Legend, failure
-from harness.report.content.plan_notes import questions, replaced
+from harness.report.content.columns import Legend
 from harness.report.content.terminal_table import Sheet
 from harness.report.facts import quantities
+from harness.report.facts.document import NOTHING
 from harness.report.facts.labels import group_name, labels, mesh_sizes
 from harness.report.facts.number_words import NumberUnit, and_more, human_bytes, human_flops, in_words
+from harness.report.facts.plan_notes import questions, replaced
 from harness.report.facts.sweep_records import STRATEGIES, grouped
+from harness.report.facts.trial_notes import failure
 
 LEGEND: Legend = {
     ("saved", "peak", "FLOPs", "collectives"): (

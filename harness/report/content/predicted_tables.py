@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from harness.records.merge_ranks import Work
 from harness.records.record import Record
-from harness.report.content.columns import AS_ON_GPU, NOTHING, number_cell, unequal
-from harness.report.content.pareto import pareto_front
+from harness.report.content.columns import AS_ON_GPU, number_cell, unequal
 from harness.report.facts import quantities
-from harness.report.facts.document import Line, LinePart, Mark, Statement, Table, plain
+from harness.report.facts.document import NOTHING, Line, LinePart, Mark, Statement, Table, plain
 from harness.report.facts.number_words import NumberUnit, and_more, in_words
 from harness.report.facts.quantities import Quantity
 from harness.report.facts.sweep_records import Entry, SweepRecords, grouped, sentence
@@ -53,7 +52,6 @@ def _beside(entry: Entry) -> dict[str, Line]:
 
 def outlooks(sweep: SweepRecords) -> Table:
     """Return what a plan says of each point: what fits, the front of memory and time, what is done."""
-    best = {point.entry.trial_id for group in sweep.by_setting.values() for point in pareto_front(group).best}
     rows: list[dict[str, Line]] = [
         {
             "point": (entry.trial,),
@@ -66,7 +64,7 @@ def outlooks(sweep: SweepRecords) -> Table:
             "step time": number_cell(entry, quantities.STEP_TIME),
             "tokens/s": number_cell(entry, quantities.TOKENS_PER_S),
             "job's tokens/s": number_cell(entry, quantities.JOB_TOKENS_PER_S),
-            "front": ("*" if entry.trial_id in best else NOTHING,),
+            "front": ("*" if entry.trial_id in sweep.on_front else NOTHING,),
         }
         for entry in sweep.entries
         if (outlook := entry.record.outlook) is not None

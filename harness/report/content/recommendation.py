@@ -15,12 +15,12 @@ from collections.abc import Iterator, Sequence
 
 from harness.records.record import is_baseline
 from harness.report.content.columns import ratio_with_interval
-from harness.report.content.pareto import ParetoFront, TradeOff
 from harness.report.facts import quantities
 from harness.report.facts.baseline import baseline, is_sharded
 from harness.report.facts.document import CodeText, Line, LinePart, Statement, plain
 from harness.report.facts.labels import group_name
 from harness.report.facts.number_words import and_more
+from harness.report.facts.pareto import ParetoFront, TradeOff
 from harness.report.facts.sweep_records import Entry, sentence
 
 _SIMPLEST = ("full", "selective_layer", "selective_op", "offload")
@@ -83,7 +83,7 @@ def _advice(front: ParetoFront) -> Line | None:
     """Return `full: 35% less peak memory at 1.32x [1.29, 1.46] the step time`."""
     point = recommended(front)
     if point is None:
-        is_compared = any(not is_baseline(each.entry.record.experiment) for each in front.points)
+        is_compared = any(not each.entry.is_baseline for each in front.points)
         if not is_compared:
             return None
         words = baseline_among([each.entry for each in front.points])

@@ -6,30 +6,22 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.records.record import is_baseline
 from harness.report.content.columns import (
     AS_ON_GPU,
     LEGEND,
-    NOTHING,
     PHASES,
     TWIN,
-    differences,
     legend,
-    mark,
-    notes,
     number_cell,
     ratio,
     result_cells,
     twin_cells,
 )
-from harness.report.content.pareto import ParetoFront, pareto_front
-from harness.report.content.plan_notes import plan_notes
 from harness.report.facts import quantities
-from harness.report.facts.baseline import of_baselines
 from harness.report.facts.commands import command
-from harness.report.facts.document import CodeText, Line, LinePart, Mark, Statement, Table, plain
-from harness.report.facts.fields_read import as_read
+from harness.report.facts.document import NOTHING, CodeText, Line, LinePart, Mark, Statement, Table, plain
 from harness.report.facts.number_words import and_more, printable, shortened
+from harness.report.facts.pareto import ParetoFront
 from harness.report.facts.sweep_records import Entry, SweepRecords, grouped, sentence
 
 _PROTOCOL = ("protocol", "data")
@@ -76,7 +68,11 @@ def results(sweep: SweepRecords) -> Table:
 
 def savings(sweep: SweepRecords) -> Table:
     """Return what each strategy saves at which step time, by mesh, what saves most first."""
-    found = [(entry, front) for entries in sweep.by_setting.values() for entry, front in _tried(entries)]
+    found = [
+        (entry, front)
+        for setting, front in sweep.fronts.items()
+        for entry in _tried(sweep.by_setting[setting])
+    ]
     rows = [
         {
             "variant": (entry.choice,),
@@ -100,14 +96,13 @@ def savings(sweep: SweepRecords) -> Table:
     )
 
 
-def _tried(entries: Sequence[Entry]) -> list[tuple[Entry, ParetoFront]]:
+def _tried(entries: Sequence[Entry]) -> list[Entry]:
     """Return the strategies of a setting whose peak can be compared, least memory first."""
-    front = pareto_front(entries)
-    tried = [entry for entry in entries if not is_baseline(entry.record.experiment)]
+    tried = [entry for entry in entries if not entry.is_baseline]
     known = [
         (share, entry) for entry in tried if (share := quantities.PEAK_SHARE.of(entry.record)) is not None
     ]
-    return [(entry, front) for _, entry in sorted(known, key=lambda each: each[0])]
+    return [entry for _, entry in sorted(known, key=lambda each: each[0])]
 
 
 def _saves(entry: Entry) -> Line:
@@ -118,7 +113,7 @@ def _saves(entry: Entry) -> Line:
 def _standing(entry: Entry, front: ParetoFront) -> Line:
     """Return whether a trial is worth choosing, or why that cannot be said."""
     if entry.record.verdict in {"differs", "inert"}:
-        return (mark(entry),)
+        return (entry.mark,)
     if entry.record.time is None or entry.record.time.ratio_to_baseline is None:
         return ("not timed",)
     if entry.is_as_on_gpu:
@@ -133,7 +128,7 @@ def verdicts(sweep: SweepRecords) -> Table:
     variants: dict[str, dict[str, list[LinePart]]] = {}
     for entry in sweep.entries:
         found = variants.setdefault(entry.variant, {}).setdefault(sweep.place(entry), [])
-        shown = mark(entry) if entry.record.status == "ok" else _ending(entry)
+        shown = entry.mark if entry.record.status == "ok" else _ending(entry)
         found += [*([" "] if found else []), shown]
     rows = [
         ((CodeText(text=variant),), *(tuple(by_place.get(place, [NOTHING])) for place in places))
@@ -146,7 +141,7 @@ def verdicts(sweep: SweepRecords) -> Table:
         rows=tuple(rows),
         about=(
             "neutral: outputs, loss, gradients, buffers, random state and parameters equal those of "
-            f"{of_baselines(record.experiment for record in sweep.records)[1]}, bit for bit. "
+            f"{sweep.baselines[1]}, bit for bit. "
             "neutral (tolerance): within what the trial's note says; a tensor below the share of the largest "
             "of its part that stands there is measured by that share. Where a trial has no verdict, how it "
             "ended."
@@ -159,14 +154,14 @@ def first_differences(sweep: SweepRecords) -> tuple[Statement, ...]:
     return tuple(
         sentence(entry.trial, f": {text}.", of=[entry])
         for entry in sweep.entries
-        for text in (notes(entry.record) if entry.record.verdict == "inert" else differences(entry.record))
+        for text in (entry.notes if entry.record.verdict == "inert" else entry.differences)
     )
 
 
 def remarks(sweep: SweepRecords) -> tuple[Statement, ...]:
     """Return what became of plans; of trials that do nothing it is said with that."""
     remarked = [entry for entry in sweep.entries if entry.record.verdict != "inert"]
-    groups = grouped((remark, entry) for entry in remarked for remark in plan_notes(entry.record))
+    groups = grouped((remark, entry) for entry in remarked for remark in entry.plan_notes)
     return tuple(
         sentence(entries[0].trial, f"{and_more(len(entries) - 1)}: {remark}.", of=entries)
         for remark, entries in groups.items()
@@ -220,7 +215,7 @@ def environment(sweep: SweepRecords) -> Table:
         rows += _occurring(key, [entry.record.environment.get(key) for entry in sweep.entries])
     for group in _PROTOCOL:
         rows += _occurring(group, [entry.record.experiment.get(group) for entry in sweep.entries])
-    experiments = as_read(sweep.records)
+    experiments = [entry.experiment for entry in sweep.entries]
     values = [item for experiment in experiments for item in experiment.items()]
     for key in dict.fromkeys(key for key, value in values if not isinstance(value, Mapping)):
         rows += _occurring(key, [experiment.get(key) for experiment in experiments])
@@ -247,7 +242,7 @@ def commands(entries: Sequence[Entry]) -> Table:
 
 
 def _ending(entry: Entry) -> Mark:
-    return Mark(text=entry.record.status, about=mark(entry).about)
+    return Mark(text=entry.record.status, about=entry.mark.about)
 
 
 def _collective_names(entry: Entry) -> list[str]:

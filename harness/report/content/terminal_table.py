@@ -19,18 +19,16 @@ from harness.records.store import RECORD
 from harness.report.content.answer import advice, differing
 from harness.report.content.columns import (
     LEGEND,
-    NOTHING,
     TWIN,
     Legend,
     legend,
-    notes,
     result_cells,
     twin_cells,
 )
 from harness.report.facts.column_blocks import NARROW
-from harness.report.facts.document import plain
+from harness.report.facts.document import NOTHING, plain
 from harness.report.facts.number_words import and_more, printable
-from harness.report.facts.sweep_records import Entry, grouped, named, sweep_of
+from harness.report.facts.sweep_records import Entry, SweepRecords, grouped, named, sweep_of
 
 _GAP = 2  # characters between two columns
 _NAMES = ("model", "variant", "mesh")
@@ -52,14 +50,13 @@ class Sheet:
     notes: tuple[str, ...]
 
 
-def sheet(records: Sequence[Record], root: Path | None = None) -> Sheet:
-    """Return the table of `records`, in their order.
+def sheet(entries: Sequence[Entry], root: Path | None = None) -> Sheet:
+    """Return the table of trials, in their order.
 
     Args:
-        records: records of one sweep.
+        entries: trials of one sweep.
         root: the sweep's folder; notes then give paths.
     """
-    entries = named(records)
     found = [result_cells(entry) for entry in entries]
     twin = twin_cells(entries)
     found += [] if twin is None else [twin]
@@ -82,13 +79,27 @@ def sheet(records: Sequence[Record], root: Path | None = None) -> Sheet:
 
 
 def print_table(records: Sequence[Record], *, root: Path | None = None, stream: TextIO | None = None) -> None:
-    """Print the table of `records` on stdout, a row a line; see `print_sheet`.
+    """Print the table of `records` on stdout, in their order; see `print_sweep`."""
+    print_sweep(sweep_of(records, name=""), named(records), root=root, stream=stream)
+
+
+def print_sweep(
+    sweep: SweepRecords, ordered: Sequence[Entry], *, root: Path | None = None, stream: TextIO | None = None
+) -> None:
+    """Print the table of a sweep on stdout, a row a line; see `print_sheet`.
 
     Columns in which no trial has anything are left out. A name too long for any table makes the lines longer.
+
+    Args:
+        sweep: the sweep.
+        ordered: its trials, in the order of the rows.
+        root: the sweep's folder; notes then give paths.
+        stream: stdout by default.
     """
-    content = _filled(sheet(records, root))
-    last = [plain(each.line) for each in advice(sweep_of(records, name=""))]
-    print_sheet(content, LEGEND, further=[plain(differing(records))], last=last, stream=stream)
+    content = _filled(sheet(ordered, root))
+    last = [plain(each.line) for each in advice(sweep)]
+    further = [plain(differing([entry.experiment for entry in ordered]))]
+    print_sheet(content, LEGEND, further=further, last=last, stream=stream)
 
 
 def print_sheet(
@@ -189,7 +200,7 @@ def _total_width(widths: Sequence[int]) -> int:
 
 def _notes_below(entries: Sequence[Entry], root: Path | None) -> Iterator[str]:
     """Yield one line a note: what many trials share is said once, with the first of them."""
-    groups = grouped((note, entry) for entry in entries for note in notes(entry.record))
+    groups = grouped((note, entry) for entry in entries for note in entry.notes)
     for note, (first, *others) in groups.items():
         yield f"{first.name}{and_more(len(others))}: {note}{_where(first.record, root)}"
 

@@ -72,6 +72,9 @@ class Mark:
         return self.text
 
 
+NOTHING = "-"
+"""The cell of what a trial has not."""
+
 LinePart = str | Number | CodeText | TrialName | Mark
 Line = tuple[LinePart, ...]
 """A cell or a sentence: words and numbers in turn."""

@@ -13,15 +13,19 @@ from typing import Any, NoReturn, TypeVar
 
 from harness.records.claims import is_abandoned
 from harness.records.files import read_text
-from harness.records.record import Record, validate
+from harness.records.record import Record, is_baseline, validate
 from harness.records.store import Store, Unreadable, parsed, trial_id
-from harness.report.facts.document import LinePart, Number, Statement, TrialName
+from harness.report.facts.baseline import of_baselines
+from harness.report.facts.document import NOTHING, LinePart, Mark, Number, Statement, TrialName
 from harness.report.facts.fields_read import as_read
 from harness.report.facts.labels import Label, group_name, labels, mesh_sizes, variant_name
 from harness.report.facts.number_words import escaped
+from harness.report.facts.pareto import ParetoFront, pareto_front
+from harness.report.facts.plan_notes import plan_notes
 from harness.report.facts.pooled_baseline import pooled_step_times
 from harness.report.facts.quantities import RATIO, STEP_TIME, Quantity
 from harness.report.facts.shown_record import shown
+from harness.report.facts.trial_notes import differences, notes
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -48,10 +52,12 @@ class Entry(Label):
         workload: what it shares with all trials that are answered together: the setting, on any mesh.
         twin_step_s: step time of its baseline: the median over the twins of all trials that have the same;
             `None` where none was timed.
+        experiment: its experiment, without what the trial did not read.
         sweep: number of its sweep among compared ones.
     """
 
     record: Record
+    experiment: Mapping[str, Any]
     name: str
     setting: str
     workload: str
@@ -77,6 +83,36 @@ class Entry(Label):
     def model(self) -> str:
         """Name of the model."""
         return group_name(self.record.experiment, "model")
+
+    @cached_property
+    def is_baseline(self) -> bool:
+        """Whether it is the plain model, with which others are compared."""
+        return is_baseline(self.record.experiment)
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """All that is noted of it, in sentences."""
+        return tuple(notes(self.record))
+
+    @cached_property
+    def plan_notes(self) -> tuple[str, ...]:
+        """Those of its notes that say what became of plans."""
+        return tuple(plan_notes(self.record))
+
+    @cached_property
+    def differences(self) -> tuple[str, ...]:
+        """Those of its notes that say where it first differs from its twin."""
+        return tuple(differences(self.record))
+
+    @property
+    def mark(self) -> Mark:
+        """Its verdict, with what explains it."""
+        record, about = self.record, "; ".join(self.notes)
+        if record.status == "predicted" and record.parity is None:
+            return Mark(text=NOTHING, about=about)
+        if record.verdict == "neutral" and record.parity is not None and record.parity.level == "tolerance":
+            return Mark(text="neutral (tolerance)", about=about)
+        return Mark(text=record.verdict, about=about)
 
     @property
     def is_as_on_gpu(self) -> bool:
@@ -131,6 +167,21 @@ class SweepRecords:
         """The entries that may be compared with one another."""
         groups = grouped((entry.setting, entry) for entry in self.entries)
         return {setting: tuple(group) for setting, group in groups.items()}
+
+    @cached_property
+    def baselines(self) -> tuple[str, str]:
+        """`the plain model's`, or the same of what else trials are compared with, and which these are."""
+        return of_baselines(record.experiment for record in self.records)
+
+    @cached_property
+    def fronts(self) -> Mapping[str, ParetoFront]:
+        """The front of memory and time of each setting."""
+        return {setting: pareto_front(entries) for setting, entries in self.by_setting.items()}
+
+    @cached_property
+    def on_front(self) -> frozenset[str]:
+        """Ids of the trials on one of the fronts."""
+        return frozenset(point.entry.trial_id for front in self.fronts.values() for point in front.best)
 
     @cached_property
     def models(self) -> frozenset[str]:
@@ -252,6 +303,7 @@ def named(records: Sequence[Record], *, number: int = 0) -> list[Entry]:
     return [
         Entry(
             record=record,
+            experiment=experiment,
             choice=label.choice,
             other_fields=label.other_fields,
             mesh=label.mesh,
@@ -261,8 +313,8 @@ def named(records: Sequence[Record], *, number: int = 0) -> list[Entry]:
             twin_step_s=twin_step_s,
             sweep=number,
         )
-        for record, label, model, setting, twin_step_s in zip(
-            records, labels(experiments), models, settings, twin_steps, strict=True
+        for record, experiment, label, model, setting, twin_step_s in zip(
+            records, experiments, labels(experiments), models, settings, twin_steps, strict=True
         )
     ]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from harness.report.content.columns import NOTHING
 from harness.report.facts.document import (
+    NOTHING,
     CodeText,
     Document,
     Figure,

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.records.record import is_baseline
 from harness.report.content.figures.encodings import MIB, SYMBOLS, paths_of, row_of, tip, variant_colour
-from harness.report.content.pareto import pareto_front
 from harness.report.facts import quantities
 from harness.report.facts.baseline import of_baselines
 from harness.report.facts.document import Figure
@@ -94,10 +92,10 @@ def front_figure(sweep: SweepRecords) -> Figure | None:
 
 def _front_rows(sweep: SweepRecords, entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
     """Yield the row of each trial of a setting that has memory and time."""
-    found = pareto_front(entries)
+    found = sweep.fronts[entries[0].setting]
     for point in (*found.points, *found.as_on_gpu):
         entry, by = point.entry, found.dominated.get(point.entry.trial_id)
-        is_labelled = by is None and not is_baseline(entry.record.experiment)
+        is_labelled = by is None and not entry.is_baseline
         standing = "not dominated" if by is None else f"dominated by {by.entry.name}"
         yield row_of(entry, _FRONT_COLUMNS) | {
             "place": sweep.where(entry),

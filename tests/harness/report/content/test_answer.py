@@ -12,6 +12,7 @@ from harness.records.record import Record
 from harness.report.content.answer import differing
 from harness.report.content.contents import document
 from harness.report.facts.document import plain
+from harness.report.facts.fields_read import as_read
 from harness.report.facts.sweep_records import sweep_of
 from tests.harness.records_fixture import PARTS, experiment, failed, rank_result, record
 
@@ -278,4 +279,4 @@ def test_an_empty_sweep_has_an_answer_too() -> None:
     ],
 )
 def test_fields_that_differ_are_said(experiments: list[dict[str, Any]], expected: str) -> None:
-    assert plain(differing([record(each) for each in experiments])) == expected
+    assert plain(differing(as_read([record(each) for each in experiments]))) == expected

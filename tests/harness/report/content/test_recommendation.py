@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from harness.records.record import Record
-from harness.report.content.pareto import pareto_front
 from harness.report.content.recommendation import baseline_among, recommendation
 from harness.report.facts.document import plain
+from harness.report.facts.pareto import pareto_front
 from harness.report.facts.sweep_records import sweep_of
 from tests.harness.records_fixture import experiment, rank_result, record
 

@@ -11,6 +11,7 @@ from harness.records.record import Record, refused, validate
 from harness.report.content.terminal_table import print_table, sheet
 from harness.report.facts.labels import labels
 from harness.report.facts.number_words import NumberUnit, human_bytes, human_flops, in_words
+from harness.report.facts.sweep_records import named
 from tests.harness.records_fixture import STARTED, experiment, failed, identity, rank_result, record
 
 COLUMNS = (
@@ -40,7 +41,7 @@ def measured(part: str, **changes: Any) -> Record:
 
 
 def cell(shown: Record, column: str) -> str:
-    content = sheet([shown])
+    content = sheet(named([shown]))
     return content.rows[0][content.columns.index(column)]
 
 
@@ -114,24 +115,24 @@ def test_cells(shown: Record, column: str, expected: str) -> None:
 
 
 def test_columns_in_order() -> None:
-    assert sheet([record()]).columns == COLUMNS
+    assert sheet(named([record()])).columns == COLUMNS
 
 
 def test_a_model_column_where_models_differ() -> None:
-    content = sheet([record(), record(experiment(model={"name": "llama_nano"}))])
+    content = sheet(named([record(), record(experiment(model={"name": "llama_nano"}))]))
     assert content.columns == ("model", *COLUMNS)
     assert [row[:2] for row in content.rows] == [("gpt_nano", "full"), ("llama_nano", "full")]
 
 
 def test_notes_name_the_model_where_models_differ() -> None:
     other = refused(identity(experiment(model={"name": "llama_nano"})), "no", at=STARTED)
-    assert sheet([record(), other]).notes == ("full on single, llama_nano: refused, ConfigError: no",)
+    assert sheet(named([record(), other])).notes == ("full on single, llama_nano: refused, ConfigError: no",)
 
 
 def test_a_predicted_column_where_a_peak_was_predicted() -> None:
     predicted = record().to_dict()
     predicted["memory"]["predicted_peak_bytes"] = 2048
-    content = sheet([record(), validate(predicted)])
+    content = sheet(named([record(), validate(predicted)]))
     assert content.columns[8] == "predicted peak"
     assert [row[8] for row in content.rows] == ["-", "2.0 KiB ≠"]
 
@@ -217,12 +218,16 @@ def test_a_predicted_column_where_a_peak_was_predicted() -> None:
 )
 def test_notes(shown: Record, notes: tuple[str, ...]) -> None:
     path = Path("outputs/demo") / shown.trial_id / "record.json"
-    assert sheet([shown], Path("outputs/demo")).notes == tuple(note.format(path=path) for note in notes)
+    assert sheet(named([shown]), Path("outputs/demo")).notes == tuple(
+        note.format(path=path) for note in notes
+    )
 
 
 def test_processes_of_others_are_noted() -> None:
     shown = measured("environment", foreign_processes=[{"pid": 1, "name": "python", "bytes": 5}])
-    assert sheet([shown]).notes == ("full on single: 1 foreign process(es) used the device while it ran",)
+    assert sheet(named([shown])).notes == (
+        "full on single: 1 foreign process(es) used the device while it ran",
+    )
 
 
 LABELS = [
@@ -268,13 +273,13 @@ LABELS = [
 
 @pytest.mark.parametrize(("experiments", "expected"), LABELS)
 def test_variants_are_called_by_what_differs(experiments: list[dict[str, Any]], expected: list[str]) -> None:
-    content = sheet([record(each) for each in experiments])
+    content = sheet(named([record(each) for each in experiments]))
     assert [row[content.columns.index("variant")] for row in content.rows] == expected
 
 
 def test_meshes_are_called_by_what_differs() -> None:
     swept = [experiment("full", "shard2", mesh={"reshard_after_forward": each}) for each in (True, False)]
-    content = sheet([record(each) for each in [*swept, experiment()]])
+    content = sheet(named([record(each) for each in [*swept, experiment()]]))
     assert [row[1] for row in content.rows] == [
         "shard2 reshard_after_forward=True",
         "shard2 reshard_after_forward=False",
@@ -407,7 +412,7 @@ def test_elsewhere_than_on_a_terminal_a_row_with_a_long_name_is_one_plain_line()
     lines = printed(*records)
     assert "…" not in "".join(lines)
     hidden = {"status", "predicted peak", "MFU / HFU"}
-    content = sheet(records)
+    content = sheet(named(records))
     for row in content.rows:
         (line,) = [line for line in lines if line.startswith(row[0] + "  ")]
         shown = [cell for name, cell in zip(content.columns, row, strict=True) if name not in hidden]
@@ -422,7 +427,7 @@ def test_on_a_terminal_cells_wrap_between_words_and_are_never_cut(
     monkeypatch.setenv("TERM", "xterm")
     lines = printed(record(), failed("oom"), stream=Terminal())
     words = {word for line in lines for word in line.split()}
-    row = sheet([record()]).rows[0][: 6 if columns < 80 else None]
+    row = sheet(named([record()])).rows[0][: 6 if columns < 80 else None]
     assert words >= {word for cell in row for word in cell.split()} - {"-"}
     assert max(map(len, lines[:5])) <= max(columns, 80)
 

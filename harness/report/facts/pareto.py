@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
 from harness.records.statistics import Ratio
-from harness.report.facts.sweep_records import Entry
+
+if TYPE_CHECKING:
+    from harness.report.facts.sweep_records import Entry
 
 _BELIEVED = ("neutral", "unverified")
 """A wrong result is no result, and a strategy that did nothing offers nothing."""

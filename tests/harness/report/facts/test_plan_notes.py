@@ -7,14 +7,14 @@ import pytest
 
 from harness.records.measured import TrainedModel
 from harness.records.record import Record
-from harness.report.content.columns import notes
 from harness.report.content.figures.scatter import front_figure
-from harness.report.content.plan_notes import plan_notes
 from harness.report.content.tables import remarks
 from harness.report.facts.baseline import of_baseline, of_baselines
 from harness.report.facts.document import plain
 from harness.report.facts.fields_read import as_read
+from harness.report.facts.plan_notes import plan_notes
 from harness.report.facts.sweep_records import sweep_of
+from harness.report.facts.trial_notes import notes
 from tests.harness.records_fixture import experiment, failed, rank_result, record
 
 MIB = 1_048_576

@@ -6,7 +6,7 @@ import pytest
 
 from harness.records.record import Record
 from harness.records.statistics import Ratio
-from harness.report.content.pareto import TradeOff, dominates, pareto_front
+from harness.report.facts.pareto import TradeOff, dominates, pareto_front
 from harness.report.facts.sweep_records import sweep_of
 from tests.harness.records_fixture import PARTS, experiment, failed, rank_result, record
 
