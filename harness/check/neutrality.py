@@ -105,9 +105,10 @@ def assert_neutral(
         seed=seed,
         accepted=_accepted(variant, tolerance),
         precision=precision,
+        is_quick=quick,
     )
     with ledger(), torch.enable_grad():
-        agreed(partial(workshop.check, keep=quick))
+        agreed(workshop.check)
         try:
             with TemporaryDirectory() as folder:
                 check = _Check(workshop=workshop, steps=1 if quick else steps).with_plan(Path(folder))

@@ -112,10 +112,15 @@ def default_loss(outputs: Any) -> Tensor:
     return total
 
 
-def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    """Return AdamW, whose steps are of one size whatever the loss; SGD where gradients are sparse."""
+def optimizer_of(model: nn.Module, *, for_one_step: bool = False) -> torch.optim.Optimizer:
+    """Return AdamW, whose steps are of one size whatever the loss; SGD where gradients are sparse.
+
+    Args:
+        model: the model to train.
+        for_one_step: SGD, which has no state to make: no further step shows what a first one has left in it.
+    """
     parameters = list(model.parameters())  # a model may unfreeze some later
-    if any(getattr(module, "sparse", False) is True for module in model.modules()):
+    if for_one_step or any(getattr(module, "sparse", False) is True for module in model.modules()):
         return torch.optim.SGD(parameters, lr=LEARNING_RATE)
     return torch.optim.AdamW(parameters, lr=LEARNING_RATE, eps=_EPSILON)
 

@@ -49,6 +49,7 @@ class Workshop:
         accepted: how far numbers may be apart; `None` asks for equal bits.
         recomputed: FQNs of what the variant recomputes.
         precision: dtypes of forward and loss.
+        is_quick: whether a model takes one step.
     """
 
     make: Callable[[], nn.Module]
@@ -59,6 +60,7 @@ class Workshop:
     accepted: Accepted | None = None
     recomputed: tuple[str, ...] = ()
     precision: Precision = field(default_factory=Precision)
+    is_quick: bool = False
     _outer: list[OuterState] = field(default_factory=list)
     _global: list[GlobalState] = field(default_factory=list)
     _left: dict[str, None] = field(default_factory=dict)
@@ -115,17 +117,14 @@ class Workshop:
         if self.is_compiled:
             torch.compiler.reset()  # under the meters nothing is compiled, and dynamo remembers that
 
-    def check(self, *, keep: bool = False) -> None:
-        """Refuse a `make` whose models no comparison could be made of.
-
-        Args:
-            keep: the next two models are the two that this makes.
+    def check(self) -> None:
+        """Refuse a `make` whose models no comparison could be made of; a quick check trains the two it makes.
 
         Raises:
             ConfigError: it makes no modules, nothing to train, one module for all calls, or other weights at
                 each call.
         """
-        if not keep:  # a quick check leaves garbage to Python
+        if not self.is_quick:  # a quick check leaves garbage to Python
             self.begin_anew()
         self._compiled.clear()
         one = self._made()
@@ -146,7 +145,7 @@ class Workshop:
                 "draw its numbers from the global generators of torch, Python or NumPy",
             )
         self._device.append(next(one.parameters()).device)
-        self._spare.extend((one, other) if keep else ())
+        self._spare.extend((one, other) if self.is_quick else ())
 
     @property
     def unplanned(self) -> PlansFromStep | None:
@@ -210,7 +209,8 @@ class Workshop:
         return Subject(
             model=model,
             call=returned,
-            optimizer=optimizer_of(model),
+            # a plan counts the bytes of the optimizer that training has
+            optimizer=optimizer_of(model, for_one_step=self.is_quick and self.unplanned is None),
             blocks=blocks,
             checkpointed={},
             loss_fn=default_loss if self.loss_fn is None else self.loss_fn,
