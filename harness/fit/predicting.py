@@ -181,22 +181,22 @@ class Predictions:
 
     def _first_blocks(self) -> None:
         """Add the first k blocks again, with the smallest k that fits; early ones are far from the peak."""
-        total = len(self.names)
-        most, least = (self._of(name).peak_bytes for name in ("none", "full"))
-        needed = (most - self.subject.limit_bytes) / max(1, most - least)
-        count = min(total - 1, max(1, math.ceil(needed * total)))
-        tried: dict[int, FakeStep] = {}
-        while 0 < count < total and count not in tried:
-            experiment = self.subject.variant("selective_layer", first=count)
+        total, limit = len(self.names), self.subject.limit_bytes
+        needed = {0: self._of("none").peak_bytes, total: self._of("full").peak_bytes}
+        share = (needed[0] - limit) / max(1, needed[0] - needed[total])
+        count = min(total - 1, max(1, math.ceil(share * total)))
+        while 0 < count < total and count not in needed:
             self.tell(f"first {count} of {total} blocks")
-            tried[count] = step_of(experiment, _DEVICE)
-            fits = self.subject.hardware.needed_bytes(tried[count].memory) <= self.subject.limit_bytes
-            count += -1 if fits else 1
-        fitting = [
-            count
-            for count, step in tried.items()
-            if self.subject.hardware.needed_bytes(step.memory) <= self.subject.limit_bytes
-        ]
+            step = step_of(self.subject.variant("selective_layer", first=count), _DEVICE)
+            needed[count] = self.subject.hardware.needed_bytes(step.memory)
+            fits = needed[count] <= limit
+            freed = {each: (needed[0] - nbytes) / each for each, nbytes in needed.items() if 0 < each < total}
+            if freed[count] > 0 and list(freed.values()).count(freed[count]) > 1:
+                # each block frees as much as the others: so many are needed
+                count = math.ceil((needed[0] - limit) / freed[count])
+            else:
+                count += -1 if fits else 1
+        fitting = [each for each, nbytes in needed.items() if each < total and nbytes <= limit]
         if fitting:
             count = min(fitting)
             experiment = self.subject.variant("selective_layer", first=count)

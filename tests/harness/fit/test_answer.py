@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -135,6 +136,48 @@ def test_chunks_are_predicted_where_they_may_be_the_answer(
     options: list[tuple[str, float, bool]], *, may_be: bool
 ) -> None:
     assert _predictions(40, *options)._chunks_may_be_used() is may_be
+
+
+@pytest.mark.parametrize(
+    ("bytes_of", "full_bytes", "traced", "chosen"),
+    [
+        pytest.param(lambda count: 1000 - 10 * count, 850, [13, 12], [12], id="equal blocks, from above"),
+        pytest.param(lambda count: 1000 - 10 * count, 800, [10, 11, 12], [12], id="equal blocks, from below"),
+        pytest.param(lambda count: 1000 - 10 * count, 500, [4, 5, 12], [12], id="equal blocks, from afar"),
+        pytest.param(
+            lambda count: 1000 - count**2, 744, [8, 9, 10, 11], [11], id="unequal blocks, from below"
+        ),
+        pytest.param(
+            lambda count: 1000 - 20 * count + count**2, 600, [*range(5, 16)], [], id="later ones free nothing"
+        ),
+        pytest.param(lambda count: 700 + count, 850, [13, *range(12, 0, -1)], [1], id="fewer are better"),
+        pytest.param(lambda _: 1000, 872, [15], [], id="the last block is needed"),
+    ],
+)
+def test_as_few_first_blocks_as_fit_run_again(
+    bytes_of: Callable[[int], int],
+    full_bytes: int,
+    traced: list[int],
+    chosen: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = _predictions(880)
+    seen: list[int] = []
+    taken: list[str] = []
+    peaks = {"none": 1000, "full": full_bytes}
+
+    def step_of(count: int, _device: str) -> SimpleNamespace:
+        seen.append(count)
+        return SimpleNamespace(memory=bytes_of(count))
+
+    found.subject.variant = lambda _, first: first
+    found.subject.hardware = SimpleNamespace(needed_bytes=lambda memory: memory)
+    monkeypatch.setattr("harness.fit.predicting.step_of", step_of)
+    monkeypatch.setattr(Predictions, "names", [f"layers.{number}" for number in range(16)])
+    monkeypatch.setattr(Predictions, "_of", lambda _, name: SimpleNamespace(peak_bytes=peaks[name]))
+    monkeypatch.setattr(Predictions, "add", lambda _, variant, *_rest: taken.append(variant))
+    found._first_blocks()
+    assert (seen, taken) == (traced, [f"first_{count}" for count in chosen])
 
 
 def test_a_defect_of_ours_is_not_said_to_be_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
