@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from types import FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,10 @@ HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backwa
 _GROUPS = ("_parameters", "_buffers", "_modules")
 _UNWATCHED = BOOKKEEPING.union(_GROUPS)
 _VALUES = (*CONSTANTS, bytes, range, slice)
-_OPAQUE = (nn.Module, type, FunctionType, MethodType, ModuleType)
+_OPAQUE = (nn.Module, type, ModuleType)
+_FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, MethodWrapperType)
+"""What may hold state of others: methods their object, functions within functions what they enclose."""
+
 _PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
 """Types of what long containers hold, which is not looked at one by one."""
 _OPEN = frozenset({"argparse", "collections", "enum", "functools", "types"})
@@ -71,7 +74,8 @@ def frozen(
 
     Args:
         value: constants, arrays and generators are compared by value, containers by what they hold,
-            functions and objects of torch by identity, other objects by identity and attributes.
+            functions by identity and what they hold, objects of torch by identity, other objects by identity
+            and attributes.
         of_torch: what is compared of a tensor or a module.
         seen: containers and objects, by `id`, that have been looked into.
     """
@@ -83,11 +87,21 @@ def frozen(
     if isinstance(value, _OPAQUE) or id(value) in seen:
         return ByIdentity(value)
     seen[id(value)] = value  # an `id` is only its own while it lives
+    if isinstance(value, _FUNCTIONS):
+        return _frozen_function(value, of_torch, seen)
     for types, content in _CONTENTS:
         if isinstance(value, types):
             return type(value), _frozen_items(content(value), of_torch, seen)
     is_closed = type(value).__module__.partition(".")[0] in _CLOSED
     return ByIdentity(value), () if is_closed else _frozen_items(attributes(value).items(), of_torch, seen)
+
+
+def _frozen_function(value: Any, of_torch: Callable[[Any], object], seen: dict[int, Any]) -> object:
+    kind = kind_of(value)
+    assert kind is not None, "functions are called"
+    held = _frozen_items(kind.read(value).items(), of_torch, seen)
+    # a bound method is made anew whenever it is asked for
+    return ByIdentity(value) if isinstance(value, FunctionType) else value.__name__, held
 
 
 def _frozen_items(
@@ -192,7 +206,7 @@ def _generators_of(modules: Iterable[nn.Module]) -> Iterator[tuple[HoldingKind, 
             found += () if is_closed(value) else attributes(value).values()
         elif kind.form == "generator":
             yield kind, value
-        elif kind.form != "callable":
+        else:
             parts = [part for _, part in kind.parts(kind.read(value))]
             found += () if _PLAIN.issuperset(map(type, parts)) else parts
 

@@ -25,7 +25,22 @@ class Options:
     more: Any = None
 
 
+class _Drawing:
+    def __init__(self, seed: int) -> None:
+        self.generator = random.Random(seed)
+
+    def draw(self) -> float:
+        """Draw a number."""
+        return self.generator.random()
+
+
+def _drawing(seed: int) -> Callable[[], float]:
+    generator = random.Random(seed)
+    return lambda: generator.random() + 1.0
+
+
 ONE = nn.Linear(2, 2)
+DRAWS = random.Random(0)
 LIST: list[Any] = [1]
 
 EQUAL: dict[str, tuple[Any, Any, bool]] = {
@@ -53,6 +68,10 @@ EQUAL: dict[str, tuple[Any, Any, bool]] = {
     "zeros of another sign": (0.0, -0.0, False),
     "two not numbers": (float("nan"), float("nan"), True),
     "generators elsewhere": (random.Random(1), random.Random(2), False),
+    "methods of one generator": (DRAWS.random, DRAWS.random, True),
+    "methods of generators elsewhere": (random.Random(1).random, random.Random(2).random, False),
+    "methods of objects elsewhere": (_Drawing(1).draw, _Drawing(2).draw, False),
+    "functions that enclose generators elsewhere": (_drawing(1), _drawing(2), False),
     "generators of an array elsewhere": (np.random.default_rng(1), np.random.default_rng(2), False),
 }
 
@@ -108,6 +127,7 @@ def test_generators_of_modules_are_put_back() -> None:
         "python": [random.Random(0)],
         "config": SimpleNamespace(torch=torch.Generator().manual_seed(0)),
     }
+    module.methods = [random.Random(0).random, _Drawing(1).draw, _drawing(2), partial(_Drawing(3).draw)]
     drawn = []
     for _ in range(2):
         with restored_generators(module.modules()):
@@ -115,6 +135,7 @@ def test_generators_of_modules_are_put_back() -> None:
             drawn.append(
                 (module[0].numpy.random(), python.random(), torch.rand(1, generator=config.torch).item())
             )
+            drawn[-1] += tuple(draw() for draw in module.methods)
     assert drawn[0] == drawn[1]
 
 
@@ -143,6 +164,12 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], str | None]] = {
     "a submodule": (lambda model: setattr(model.outer, "inner", nn.Identity()), "sets 'outer.inner'"),
     "a list": (with_list, "changes what 'outer.notes' holds"),
     "an object": (lambda model: setattr(model.options, "scale", 2), "changes what 'options' holds"),
+    "a generator behind a method": (lambda model: model.draw(), "changes what 'draw' holds"),
+    "a generator behind a method of Python": (lambda model: model.method(), "changes what 'method' holds"),
+    "a generator that a function encloses": (
+        lambda model: model.enclosing(),
+        "changes what 'enclosing' holds",
+    ),
     "Python's generator": (lambda _: random.random(), "draws random numbers that are not torch's"),
     "NumPy's generator": (lambda _: np.random.rand(), "draws random numbers that are not torch's"),  # noqa: NPY002
     "torch's generator": (lambda _: torch.manual_seed(1), "sets torch's random number generator"),
@@ -158,6 +185,7 @@ def test_effects_are_found_once(change: Callable[[Any], Any], phrase: str | None
     model.outer.notes = []
     model.options = SimpleNamespace(scale=1)
     model.count = 0
+    model.draw, model.method, model.enclosing = random.Random(1).random, _Drawing(2).draw, _drawing(3)
     with restored_generators():
         effects = SideEffects(dict(model.named_modules()))
         effects.forgive("")
