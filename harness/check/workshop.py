@@ -209,8 +209,7 @@ class Workshop:
         return Subject(
             model=model,
             call=returned,
-            # a plan counts the bytes of the optimizer that training has
-            optimizer=optimizer_of(model, for_one_step=self.is_quick and self.unplanned is None),
+            optimizer=optimizer_of(model, for_one_step=self.is_quick),
             blocks=blocks,
             checkpointed={},
             loss_fn=default_loss if self.loss_fn is None else self.loss_fn,

@@ -29,7 +29,7 @@ from strategies.written.loaded_file import apply_of
 _SMALL_BYTES = 64 << 20
 """Peak of a step that is trained as it is."""
 
-_FRACTIONS = (0.6, 0.8, 0.95)
+_FRACTIONS = (0.6, 0.8, 0.95, 0.99)
 """Budgets of a plan for the small model, of its own peak: the first that a plan keeps."""
 
 _SAMPLES, _TOKENS = 2, 32
