@@ -79,7 +79,7 @@ class OuterState:
     """State outside of a model, as it was when this was made."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._places = (*places_of(model), *_places_of_functions(model))
+        self._places = all_places_of(model)
         self._kept = self._read()
 
     def put_back(self) -> None:
@@ -111,6 +111,11 @@ def places_of(model: nn.Module) -> tuple[Place, ...]:
     """Return the places of all classes of the modules of `model`, each once."""
     places = (each for owner in _classes_of(model) for each in _places(owner))
     return tuple({(id(each.owner), each.name): each for each in places}.values())
+
+
+def all_places_of(model: nn.Module) -> tuple[Place, ...]:
+    """Return the places of `places_of`, and those of functions that modules hold and that forwards call."""
+    return *places_of(model), *_places_of_functions(model)
 
 
 def _classes_of(model: nn.Module) -> list[type]:
@@ -148,8 +153,16 @@ def _is_foreign(value: Any) -> bool:
 
 
 def _places_of_function(function: FunctionType) -> Iterator[Place]:
-    """Yield the state in the attributes and in the closure of a function, and in the globals it names."""
+    """Yield the state in the attributes, defaults and closure of a function, and in the globals it names."""
     yield from _named_by(function)
+    # a dictionary of its own owns them: attributes that a call adds go away again, and defaults have no name
+    yield Place({"__name__": function.__qualname__, "__dict__": vars(function)}, "__dict__")
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    for number, default in enumerate(defaults):
+        if _writable(default) is not None:
+            yield Place(
+                {"__name__": function.__qualname__, f"default {number}": default}, f"default {number}"
+            )
     yield from (Place(function, name) for name, held in vars(function).items() if _is_holding(name, held))
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         if not is_empty(cell) and _is_state(cell.cell_contents):

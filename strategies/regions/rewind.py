@@ -576,10 +576,13 @@ def _own(attributes: Mapping[str, Any], left: frozenset[str]) -> dict[str, Any]:
 
 
 def _is_used_up(held: Any, depth: int = 3) -> bool:
-    """Say whether an attribute is an iterator, or a container of one; a file is none."""
+    """Say whether an attribute is an iterator, or a container or function that holds one; a file is none."""
     if isinstance(held, list | tuple | set | dict) and depth:
         parts = held.values() if isinstance(held, dict) else held
         return any(_is_used_up(part, depth - 1) for part in parts)
+    kind = kind_of(held)
+    if kind is not None and kind.form == "callable" and depth:
+        return any(_is_used_up(part, depth - 1) for part in kind.read(held).values())
     return isinstance(held, Iterator) and not hasattr(held, "read")
 
 

@@ -31,7 +31,7 @@ from strategies.chunk.tolerance import REDUCED_TOLERANCE, TOLERANCE
 from strategies.estimate.closeness import drawn_like, furthest, have_one_kind
 from strategies.estimate.liveness import key_of
 from strategies.estimate.operator_cost import tensors_of
-from strategies.estimate.outer_state import places_of
+from strategies.estimate.outer_state import all_places_of
 from strategies.regions.blocks import plain_class
 from strategies.regions.rewind import noted_state
 from strategies.tracing.guard import is_of_fsdp
@@ -392,10 +392,10 @@ def _state_of(module: nn.Module) -> dict[str, object]:
             if not name.startswith(_OURS):
                 at = repr(f"{fqn}.{name}".lstrip("."))
                 found[at] = value.detach().clone() if isinstance(value, Tensor) else digest(frozen(value))
-    for place in places_of(module):
-        value = place.get()
-        if not isinstance(value, Tensor):
-            found[repr(str(place))] = digest(frozen(value))
+    for place in all_places_of(module):
+        value, at = place.get(), repr(str(place))
+        if not isinstance(value, Tensor):  # places of two functions may have one name
+            found[at] = digest(found.get(at), frozen(value))
     return found
 
 

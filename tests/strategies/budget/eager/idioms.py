@@ -939,6 +939,30 @@ def counting_in_an_attribute() -> tuple[Any, Between]:
     return counter, lambda block, h: h / block.state()
 
 
+def counting_in_an_attribute_that_a_call_adds() -> tuple[Any, Between]:
+    def counter() -> int:
+        vars(counter)["count"] = found = int(vars(counter).get("count", 0)) + 1
+        return found
+
+    return counter, lambda block, h: h / block.state()
+
+
+def counting_in_a_default() -> tuple[Any, Between]:
+    def counter(calls: list[int] = []) -> int:  # noqa: B006 (what is tested)
+        calls.append(1)
+        return len(calls)
+
+    return counter, lambda block, h: h / block.state()
+
+
+def counting_in_a_default_by_name() -> tuple[Any, Between]:
+    def counter(*, calls: list[int] = []) -> int:  # noqa: B006 (what is tested)
+        calls.append(1)
+        return len(calls)
+
+    return counter, lambda block, h: h / block.state()
+
+
 def counting_in_a_list_of_a_closure() -> tuple[Any, Between]:
     counts = [0]
 
@@ -953,6 +977,9 @@ STATES: dict[str, Callable[[], tuple[Any, Between]]] = {
     "a variable of a closure": counting_in_a_closure,
     "a list in a closure": counting_in_a_list_of_a_closure,
     "an attribute of a function": counting_in_an_attribute,
+    "an attribute of a function that a call adds": counting_in_an_attribute_that_a_call_adds,
+    "a default": counting_in_a_default,
+    "a default by name": counting_in_a_default_by_name,
     "an object of one's own": counted,
     "one in a list": lambda: ([Counter()], lambda block, h: h / block.state[0].next()),
     "bytes that grow": grown,

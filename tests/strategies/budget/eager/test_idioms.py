@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -187,10 +188,11 @@ def test_a_first_call_leaves_the_state_of_python_as_it_was(made: Callable[[], tu
     examine_first_call(make, rows())
 
 
+@pytest.mark.parametrize("is_enclosed", [False, True])
 @pytest.mark.parametrize("made", ITERATORS.values(), ids=ITERATORS)
-def test_a_first_call_refuses_what_it_would_use_up(made: Callable[[], Any]) -> None:
-    model = of(lambda block, h: h / next(block.state))()
+def test_a_first_call_refuses_what_it_would_use_up(made: Callable[[], Any], is_enclosed: bool) -> None:
+    model = of(lambda block, h: h / (block.state() if is_enclosed else next(block.state)))()
     for block in model.layers:
-        block.state = made()
+        block.state = partial(next, made()) if is_enclosed else made()
     with pytest.raises(StrategyError, match=r"holds the iterator 'state', which .* Budget\.write_plan"):
         Budget(fraction=0.95, layers_fqn="layers").apply(model)(rows())

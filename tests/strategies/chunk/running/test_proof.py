@@ -71,6 +71,19 @@ class _Shares(nn.Module):
         return x
 
 
+class _Fills(nn.Module):
+    """Its forward fills the list that is its default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(D, 4 * D), nn.Linear(4 * D, D)
+
+    def forward(self, x: Tensor, calls: list[int] = []) -> Tensor:  # noqa: B006 (what is tested)
+        calls.append(1)
+        result: Tensor = self.down(torch.tanh(self.up(x)) * len(calls))
+        return result
+
+
 def _clipped(h: Tensor) -> None:
     h.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
 
@@ -90,6 +103,7 @@ _UNSEEN: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: _Net(_scaled_before),
         "is 2.0e+00 off, where 0.001 of the largest is allowed",
     ),
+    "a default": (_Fills, "'_Fills.forward.default 0' stands elsewhere afterwards"),
     "an object that blocks share": (_Shares, "result 0, of layers.2, is "),
 }
 
