@@ -128,7 +128,7 @@ def test_generators_of_modules_are_put_back() -> None:
         "config": SimpleNamespace(torch=torch.Generator().manual_seed(0)),
     }
     module.methods = [random.Random(0).random, _Drawing(1).draw, _drawing(2), partial(_Drawing(3).draw)]
-    drawn = []
+    drawn: list[tuple[Any, ...]] = []
     for _ in range(2):
         with restored_generators(module.modules()):
             python, config = module.held["python"][0], module.held["config"]

@@ -191,7 +191,7 @@ def test_a_first_call_leaves_the_state_of_python_as_it_was(made: Callable[[], tu
 @pytest.mark.parametrize("is_enclosed", [False, True])
 @pytest.mark.parametrize("made", ITERATORS.values(), ids=ITERATORS)
 def test_a_first_call_refuses_what_it_would_use_up(made: Callable[[], Any], is_enclosed: bool) -> None:
-    model = of(lambda block, h: h / (block.state() if is_enclosed else next(block.state)))()
+    model: Any = of(lambda block, h: h / (block.state() if is_enclosed else next(block.state)))()
     for block in model.layers:
         block.state = partial(next, made()) if is_enclosed else made()
     with pytest.raises(StrategyError, match=r"holds the iterator 'state', which .* Budget\.write_plan"):
