@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from strategies.estimate.tensors import tensors_in
+from strategies.step.needed import needed
 from strategies.step.sizes import PriorOperator, TensorSize
 from strategies.step.step_graph import OUTSIDE, BlockCall, StepOperator
 
@@ -112,14 +113,12 @@ def _made_before(before: Before, operators: Sequence[StepOperator], wanted: Iter
     for index in before.operators:
         for storage in operators[index].writes:
             writers.setdefault(storage, []).append(index)
-    found: set[int] = set()
-    todo = [storage for storage in wanted if storage in makers]
-    while todo:
-        storage = todo.pop()
-        fresh = {makers[storage], *writers.get(storage, ())} - found
-        found |= fresh
-        todo += [each for index in fresh for each in operators[index].reads if each in makers]
-    return found
+
+    def made(storages: Iterable[int]) -> list[int]:
+        known = [storage for storage in storages if storage in makers]
+        return [index for each in known for index in (makers[each], *writers.get(each, ()))]
+
+    return needed(made(wanted), lambda index: made(operators[index].reads))
 
 
 def _is_written(found: AbstractSet[int], call: BlockCall, operators: Sequence[StepOperator]) -> bool:

@@ -25,6 +25,7 @@ from strategies.base import StrategyError
 from strategies.budget.compiled.joint_steps import JointSteps, maker_of
 from strategies.budget.plan import Value
 from strategies.estimate.tensors import tensors_in
+from strategies.step.needed import needed
 from strategies.step.operator_facts import facts_of, fake_mode, is_numbered
 from strategies.step.sizes import TensorSize
 
@@ -243,14 +244,8 @@ def is_opaque(node: Node) -> bool:
 
 def _ancestors(outputs: Iterable[Any]) -> set[Node]:
     """Return nodes and all that they follow from."""
-    found: set[Node] = set()
-    todo = [node for node in outputs if isinstance(node, Node)]
-    while todo:
-        node = todo.pop()
-        if node not in found:
-            found.add(node)
-            todo += node.all_input_nodes
-    return found
+    nodes = (node for node in outputs if isinstance(node, Node))
+    return needed(nodes, lambda node: node.all_input_nodes)
 
 
 def _has_number(node: Node) -> bool:

@@ -9,6 +9,7 @@ from torch.fx import Node
 
 from strategies.budget.compiled.joint_graph import JointGraph
 from strategies.budget.compiled.joint_steps import maker_of
+from strategies.step.needed import needed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,14 +90,10 @@ class _Order:
 
     def _closure(self, home: Node) -> Iterable[Node]:
         """Return the operators that run again for a storage, in the order of forward."""
-        found: set[Node] = set()
-        todo = [home]
-        while todo:
-            each = todo.pop()
-            unit = maker_of(each)
-            if unit.op == "call_function" and not (
-                each in self._kept or each in self._there or unit in found
-            ):
-                found.add(unit)
-                todo += [self._graph.home(read) for read in unit.all_input_nodes]
+
+        def missing(homes: Iterable[Node]) -> list[Node]:
+            makers = [maker_of(each) for each in homes if each not in self._kept and each not in self._there]
+            return [unit for unit in makers if unit.op == "call_function"]
+
+        found = needed(missing([home]), lambda unit: missing(map(self._graph.home, unit.all_input_nodes)))
         return self._graph.in_order(found)

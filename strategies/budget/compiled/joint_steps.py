@@ -15,6 +15,7 @@ from torch.fx.node import map_arg
 from strategies.budget.compiled.thrifty_order import Step, thrifty_order
 from strategies.estimate.flops import flops_of, is_uncounted
 from strategies.estimate.tensors import tensors_in
+from strategies.step.needed import needed
 from strategies.step.operator_facts import facts_of
 
 
@@ -85,14 +86,12 @@ class JointSteps:
 
     def _again(self, node: Node) -> dict[Node, None]:
         """Return the operators that run again for a node, in order."""
-        found: set[Node] = set()
-        todo = list(node.all_input_nodes)
-        while todo:
-            maker = self._made(todo.pop())
-            if maker not in found and not self._is_there(maker):
-                found.add(maker)
-                todo += maker.all_input_nodes
-        return dict.fromkeys(sorted(found, key=self._place.__getitem__))
+
+        def missing(reader: Node) -> list[Node]:
+            makers = map(self._made, reader.all_input_nodes)
+            return [maker for maker in makers if not self._is_there(maker)]
+
+        return dict.fromkeys(sorted(needed(missing(node), missing), key=self._place.__getitem__))
 
     def _making_bytes(self, again: Iterable[Node], asked: AbstractSet[Node]) -> int:
         """Return the most bytes while operators run again, of which `asked` stay."""

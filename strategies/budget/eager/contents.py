@@ -23,6 +23,7 @@ from strategies.regions.drawn_numbers import Stash
 from strategies.regions.saved_tensors import local_of
 from strategies.regions.versions import Version
 from strategies.step.memory_layout import MemoryLayout, copied
+from strategies.step.needed import needed
 
 
 class Content:
@@ -309,8 +310,7 @@ def compute(asked: list[Content]) -> Tensor:
     """
     content = asked.pop()
     if not content.is_at_hand():
-        waiting: dict[int, TapedOperator] = {}
-        _collect(content, waiting)
+        waiting = needed_operators([content])
         content = _for_request(content, waiting)
         with recomputing(), below_autograd():
             for number in sorted(waiting):
@@ -325,20 +325,41 @@ def below_autograd() -> Iterator[None]:
         yield
 
 
-def _collect(content: Content, waiting: dict[int, TapedOperator]) -> None:
-    """Note the operators that `content` still needs, and see that all else is there."""
-    stack: list[tuple[Content, TapedOperator | None]] = [(content, None)]
-    while stack:
-        each, reader = stack.pop()
-        if each.is_at_hand():
-            if reader is not None:
+def needed_operators(
+    contents: Iterable[Content],
+    ends: frozenset[int] = frozenset(),
+    refuse: Callable[[Content, TapedOperator], None] = lambda _content, _reader: None,
+) -> dict[int, TapedOperator]:
+    """Return the operators that contents follow from, by number, back to what is there and to `ends`.
+
+    Args:
+        contents: what is wanted.
+        ends: identities of contents that will be there.
+        refuse: refuses to read a content that is there; changed ones are refused in any case.
+
+    Raises:
+        StrategyError: one of them reads what was changed since.
+    """
+    found: dict[int, TapedOperator] = {}
+
+    def missing(reads: Iterable[Content], reader: TapedOperator | None = None) -> Iterator[int]:
+        for each in reads:
+            if not each.is_at_hand():
+                maker = each.maker
+                assert maker is not None, "a content is there, or something makes it"
+                found[maker.number] = maker
+                yield maker.number
+            elif reader is not None:
                 each.refuse_change(reader)
-            continue
-        maker = each.maker
-        assert maker is not None, "a content is there, or something makes it"
-        if maker.number not in waiting:
-            waiting[maker.number] = maker
-            stack.extend((reading.content, maker) for reading in maker.readings() if reading.content)
+                refuse(each, reader)
+
+    def before(number: int) -> Iterator[int]:
+        operator = found[number]
+        read = (reading.content for reading in operator.readings())
+        return missing((each for each in read if each is not None and id(each) not in ends), operator)
+
+    needed(missing(contents), before)
+    return found
 
 
 def _for_request(content: Content, waiting: dict[int, TapedOperator]) -> Content:

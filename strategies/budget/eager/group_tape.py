@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from strategies.base import StrategyError
 from strategies.budget.eager.block_tape import Address, Beyond, BlockTape, Fates, StorageHome, identity_of
-from strategies.budget.eager.contents import Content, TapedOperator, below_autograd
+from strategies.budget.eager.contents import Content, TapedOperator, below_autograd, needed_operators
 from strategies.budget.eager.slice_ticket import SliceTicket
 from strategies.estimate.recomputing import recomputing
 from strategies.regions.host_copies import HostLedger
@@ -224,13 +224,15 @@ def _run_again(member: Member) -> None:
         StrategyError: something that it reads was changed since.
     """
     wanted = [content for reference in member.wanted if (content := reference()) is not None]
-    waiting = _needed([content for content in wanted if not content.is_at_hand()], frozenset())
+    waiting = needed_operators(
+        [content for content in wanted if not content.is_at_hand()], refuse=_refuse_emptied
+    )
     ends = frozenset(map(id, wanted))
     tickets = (ticket for reference in member.tickets if (ticket := reference()) is not None)
     asked = [
         content for ticket in tickets if (content := ticket.content) is not None and id(content) not in ends
     ]
-    later = {id(operator) for operator in _needed(asked, ends).values()}
+    later = {id(operator) for operator in needed_operators(asked, ends, _refuse_emptied).values()}
     del asked, wanted
     reads = Counter(id(r.content) for operator in waiting.values() for r in operator.readings() if r.content)
     passing: dict[int, weakref.ref[Content]] = {}
@@ -270,30 +272,6 @@ def _run_one(
             passed = passing.pop(each)()
             if passed is not None:
                 passed.memory = None
-
-
-def _needed(contents: Iterable[Content], ends: frozenset[int]) -> dict[int, TapedOperator]:
-    """Return the operators that contents follow from, by number, back to what is there and to `ends`.
-
-    Raises:
-        StrategyError: one of them reads what was changed since.
-    """
-    found: dict[int, TapedOperator] = {}
-    stack: list[tuple[Content, TapedOperator | None]] = [(content, None) for content in contents]
-    while stack:
-        content, reader = stack.pop()
-        if content.is_at_hand():
-            if reader is not None:
-                content.refuse_change(reader)
-                _refuse_emptied(content, reader)
-            continue
-        maker = content.maker
-        assert maker is not None, "a content is there, or something makes it"
-        if maker.number not in found:
-            found[maker.number] = maker
-            read = (reading.content for reading in maker.readings())
-            stack.extend((each, maker) for each in read if each is not None and id(each) not in ends)
-    return found
 
 
 def _refuse_emptied(content: Content, reader: TapedOperator) -> None:

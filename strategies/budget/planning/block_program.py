@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from strategies.budget.plan import Value, input_value
+from strategies.step.needed import needed
 from strategies.step.step_graph import BlockCall, StepGraph, StepOperator
 
 _SMALLEST_FLEETING = 0.02
@@ -171,15 +172,19 @@ class BlockProgram:
             known: units whose results are there.
             again: storages that are not, whatever has run.
         """
-        found: set[int] = set()
-        todo = [storage for storage in wanted if storage >= 0 and storage not in resident]
-        while todo:
-            storage = todo.pop()
-            unit = self.makers[storage]
-            if unit not in found and (unit not in known or storage in again):
-                found.add(unit)
-                todo += [each for each in self.units[unit].reads if each >= 0 and each not in resident]
-        return sorted(found)
+
+        def missing(storages: Iterable[int]) -> list[int]:
+            """Return the makers of storages that are neither there nor made."""
+            makers = self.makers
+            return [
+                makers[storage]
+                for storage in storages
+                if storage >= 0
+                and storage not in resident
+                and (makers[storage] not in known or storage in again)
+            ]
+
+        return sorted(needed(missing(wanted), lambda unit: missing(self.units[unit].reads)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

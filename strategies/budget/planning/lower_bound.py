@@ -39,6 +39,7 @@ from typing import Any
 import numpy as np
 
 from strategies.estimate.scipy_modules import scipy
+from strategies.step.needed import needed
 from strategies.step.step_graph import StepGraph, StepOperator
 
 _TRIED = 6
@@ -199,12 +200,7 @@ class LowerBound:
 
     def _relevant(self, wanted: frozenset[int]) -> list[int]:
         """Return `wanted` and the storages that it follows from."""
-        found, todo = set(wanted), list(wanted)
-        while todo:
-            fresh = self._maker[todo.pop()].reads - found
-            found |= fresh
-            todo += fresh
-        return sorted(found)
+        return sorted(needed(wanted, lambda storage: self._maker[storage].reads))
 
 
 _INFEASIBLE = 2
