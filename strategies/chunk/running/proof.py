@@ -56,6 +56,12 @@ class UnprovenError(StrategyError):
     """A program does not do what its forward does."""
 
 
+_REMEDY = (
+    "take out of forward what no operator shows (a hook, a checkpoint, state that others share), or use "
+    "chunk=none"
+)
+
+
 @dataclass(slots=True)
 class Proofs:
     """What is proven of programs; holds nothing of a model, so that models that are alike share it.
@@ -147,7 +153,7 @@ class Subject:
             raise
         except Exception as error:  # whatever it is, the forward has not raised it
             said = words_of(error)
-            raise self._refusal(f"it raises {said}") from error
+            raise self._refusal(f"it raises {said}", "use chunk=none, and report it") from error
 
     def _read_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors that the graph reads of modules, by FQN."""
@@ -222,12 +228,9 @@ class Subject:
         name = plain_class(self.module).__name__
         return f"{self.fqn!r} ({name})" if self.fqn else f"the model ({name})"
 
-    def _refusal(self, problem: str) -> StrategyError:
-        return UnprovenError(
-            "chunk",
-            f"{self._place} does not do as a program what its forward does: {problem}; take out of forward "
-            "what no operator shows (a hook, a checkpoint, state that others share), or use chunk=none",
-        )
+    def _refusal(self, problem: str, remedy: str = _REMEDY) -> StrategyError:
+        said = f"{self._place} does not do as a program what its forward does: {problem}; {remedy}"
+        return UnprovenError("chunk", said)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -170,6 +170,21 @@ def test_what_is_no_number_or_of_another_kind_is_refused(
     assert said in str(refused.value)
 
 
+def test_what_the_program_itself_raises_is_no_fault_of_the_forward() -> None:
+    def raising(*_args: object, **_kwargs: object) -> None:
+        raise RuntimeError("view size is not compatible")
+
+    with mock.patch.object(Subject, "prove", autospec=True) as prove:
+        _planned(_Net())
+    subject, *inputs = prove.call_args.args
+    with pytest.raises(StrategyError) as refused:
+        replace(subject, program=raising).prove(*inputs)
+    assert str(refused.value).endswith(
+        "what its forward does: it raises RuntimeError: view size is not compatible; use chunk=none, and "
+        "report it"
+    )
+
+
 class _Stack(nn.Module):
     def __init__(self) -> None:
         super().__init__()
