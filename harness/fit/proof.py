@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -23,14 +23,15 @@ from harness.records import files
 from harness.trial.batches import batches
 from strategies import StrategyError, ac_variants
 from strategies.ac.budget import Budget
+from strategies.budget.planning.planner import BudgetBelowMinimum
 from strategies.regions.blocks import find_blocks
 from strategies.written.loaded_file import apply_of
 
 _SMALL_BYTES = 64 << 20
 """Peak of a step that is trained as it is."""
 
-_FRACTIONS = (0.6, 0.8, 0.95, 0.99)
-"""Budgets of a plan for the small model, of its own peak: the first that a plan keeps."""
+_FRACTION, _ROOM = 0.6, 1.001
+"""Budget of a plan for the small model, of its own peak, and what is added to the smallest that one keeps."""
 
 _SAMPLES, _TOKENS = 2, 32
 _DEEP = frozenset({"depth", "layers", "n_layer", "n_layers", "num_layers", "num_hidden_layers", "n_blocks"})
@@ -107,11 +108,12 @@ def prove(small: Small | None, option: Option) -> Proven:
         )
     experiment, words = small
     problem = "the small model has other blocks"
-    for variant in _variants(option, experiment):
+    variant = _variant(option, experiment)
+    while variant is not None:
         try:
             return _proven(experiment, variant, words)
         except (ConfigError, StrategyError) as error:
-            problem = str(error)
+            problem, variant = str(error), _at_the_smallest(variant, error)
     size = getattr(experiment.model, "vocab_size", None)
     is_index = "index" in problem.lower() and "raises" in problem and size is not None
     is_index = is_index and experiment.model.reads_tokens()
@@ -168,8 +170,21 @@ def _proven(experiment: Experiment, variant: Any, words: str) -> Proven:
     return Proven(verdict="neutral", proof=Proof(batch_size=rows, steps=1, level=level, words=words))
 
 
-def _variants(option: Option, experiment: Experiment) -> Iterator[Any]:
-    """Yield what puts the option on the small model: its own file, for the blocks that are there."""
+def _at_the_smallest(variant: Any, error: Exception) -> Budget | None:
+    """Return a plan within the smallest budget that one keeps, where a smaller one was asked for."""
+    found = error.__cause__
+    if (
+        not isinstance(variant, Budget)
+        or variant.fraction != _FRACTION
+        or not isinstance(found, BudgetBelowMinimum)
+    ):
+        return None
+    plain_peak_bytes = found.budget_bytes / _FRACTION
+    return replace(variant, fraction=min(1.0, _ROOM * found.minimum_feasible_bytes / plain_peak_bytes))
+
+
+def _variant(option: Option, experiment: Experiment) -> Any:
+    """Return what puts the option on the small model: its own file, for the blocks that are there."""
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         model = experiment.model.build()
     names = list(find_blocks(model, **_named(experiment)))
@@ -177,16 +192,15 @@ def _variants(option: Option, experiment: Experiment) -> Iterator[Any]:
         ac = option.experiment.ac
         is_same = replace(experiment, ac=ac) == option.experiment
         if name_of(ac) != "budget" or is_same:
-            yield ac
-        else:
-            yield from (Budget(**_named(experiment), fraction=fraction) for fraction in _FRACTIONS)
-        return
+            return ac
+        return Budget(**_named(experiment), fraction=_FRACTION)
     text = option.write(names)
-    if text is not None:
-        with TemporaryDirectory() as folder:
-            file = Path(folder) / f"apply_{option.variant}.py"
-            files.write_atomically(file, text)
-            yield apply_of(str(file), f"apply_{option.variant}.py")
+    if text is None:
+        return None
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / f"apply_{option.variant}.py"
+        files.write_atomically(file, text)
+        return apply_of(str(file), f"apply_{option.variant}.py")
 
 
 def _named(experiment: Experiment) -> dict[str, Any]:

@@ -72,8 +72,7 @@ def test_a_step_that_fits_needs_nothing(tmp_path: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.slow
 def test_where_nothing_fits_it_says_what_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*TINY, "--batch=4", "--seq=32", "n_layers=2", "--gib", str(_NOTHING), "--json"]
-    status = run([*words, "--out", str(tmp_path / "fit")])
+    status = run([*TINY, "--gib", str(_NOTHING), "--json", "--out", str(tmp_path / "fit")])
     found = json.loads(capsys.readouterr().out)
     assert (status, found["use"]) == (1, None)
     assert found["remedies"]
