@@ -14,7 +14,7 @@ from harness.errors import ConfigError
 from harness.experiment.compilers import COMPILERS, ORDERS
 from harness.experiment.experiment import WRAP_ORDERS, Experiment
 from harness.trial.preflight import Preflight
-from strategies import StrategyError, ac_variants
+from strategies import Strategy, StrategyError, ac_variants
 
 MESHES = ("single", "ddp2", "shard2", "tp2", "shard2_tp2", "hsdp2x2")
 DTYPES = ("fp32", "bf16", "bf16_mixed")
@@ -216,7 +216,7 @@ def _place(cell: Cell) -> tuple[bool, int]:
 def _collapsed(values: tuple[Any, ...]) -> Cell:
     """Return the cell of a point of the product, without what does not apply to its variant."""
     compiler, mesh, variant, wrap_order, dtype, dropout, early_stop, preserve_rng_state = values
-    has_regions = variant != "none" and not hasattr(ac_variants[variant], "partitioner")
+    has_regions = variant != "none" and ac_variants[variant].partitioner is Strategy.partitioner
     options = _options_of(variant)
     return Cell(
         variant=variant,

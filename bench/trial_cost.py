@@ -132,15 +132,15 @@ def rank(plan: Any, context: Any) -> dict[str, Any]:
 
 def watched_functions() -> list[tuple[Any, str, str]]:
     """Return the functions whose calls count for a part of a rank: module, name and part."""
-    trial, proof, steps = (
-        importlib.import_module(f"harness.trial.{name}") for name in ("run", "proof", "steps")
+    trial, build, proof, steps = (
+        importlib.import_module(f"harness.trial.{name}") for name in ("run", "build", "proof", "steps")
     )
     return [
         (steps, "train", _STEPS[0]),  # as `warm_up` reads it
         (trial, "train", _STEPS[3]),
         (trial, "assemble", "build"),
         (trial, "device_mesh", "device mesh"),
-        (trial, "plan_sharding", "plan"),
+        (build, "plan_sharding", "plan"),
         (trial, "instrument", _STEPS[1]),
         (trial, "allocator_truth", _STEPS[1]),
         (trial, "install", "allocator"),

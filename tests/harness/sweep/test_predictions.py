@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from torch import nn
 
 from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
-from harness.predict import prediction
+from harness.predict import prediction, step_time
 from harness.records.record import Record
 from harness.sweep.predictions import answers
 from harness.sweep.question import Question
@@ -47,14 +48,15 @@ def _predict(experiment: Experiment, **_options: object) -> Record:
     return predicted(experiment, experiment.batch_size << 30)
 
 
-def _step_of(experiment: Experiment, _device: str) -> SimpleNamespace:
-    return SimpleNamespace(memory=memory(experiment.batch_size << 30))
+def _step_of(experiment: Experiment, _device: str, _batch_sizes: Sequence[int] = ()) -> SimpleNamespace:
+    return SimpleNamespace(memory=memory(experiment.batch_size << 30), trace="the trace")
 
 
 @pytest.fixture(autouse=True)
 def _free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prediction, "predict", _predict)
     monkeypatch.setattr(prediction, "step_of", _step_of)
+    monkeypatch.setattr(step_time, "bound_by", lambda trace, hardware: f"{trace} on {hardware.name}")
 
 
 def asked(*sizes: int, field: str | None = None) -> list[Question]:
@@ -80,6 +82,7 @@ def test_each_point_has_its_answer(processes: int, capsys: pytest.CaptureFixture
     found = answers(asked(2, 3, 5, 4), processes)
     peaks = [each.record and each.record.memory and each.record.memory.peak_bytes >> 30 for each in found]
     assert peaks == [2, None, None, 4]
+    assert [each.bound_by for each in found] == ["the trace on h100", None, None, "the trace on h100"]
     problem = "a defect here kept this point from being predicted: ZeroDivisionError: our fault"
     assert [str(each.refusal) for each in found[1:3]] == [
         "model: no",
