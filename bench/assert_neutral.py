@@ -122,7 +122,7 @@ def main() -> int:
 
 
 def _modules(folder: str) -> Iterator[tuple[str, Callable[[], Said]]]:
-    """Yield the checks of a set of `bench.user_modules`, those that one process without a mesh can do."""
+    """Yield the checks of a set of `tests.gallery.users`, those that one process without a mesh can do."""
     for case in cases(folder):
         if not any(each.startswith(("mesh", "wrap_order", "chunk", "shard")) for each in case.overrides):
             yield case.factory, partial(_module, case)
@@ -132,7 +132,7 @@ def _module(case: Case) -> Said:
     name, variant = case.factory, " ".join(case.overrides)
     points = (
         "model=python",
-        f"model.factory=bench.user_modules.{name}",
+        f"model.factory=tests.gallery.users.{name}",
         f"model.layers_fqn={case.layers_fqn}",
     )
     try:

@@ -1,7 +1,7 @@
 """Modules as users write them and architectures of `transformers`, through the command: what it says of each.
 
-A set of modules is a folder of `bench.user_modules` with a list of cases. A case is right when the verdict is
-the expected one and the sentence blames the expected part and block first. A false alarm is a module that
+A set of modules is a folder of `tests.gallery.users` with a list of cases. A case is right when the verdict
+is the expected one and the sentence blames the expected part and block first. A false alarm is a module that
 is right and gets `differs`.
 
     python -m bench.audit --sets newcomer --matching half
@@ -30,7 +30,7 @@ from harness.records.parity_result import PARTS
 from harness.records.record import validate
 from harness.records.store import RECORD
 
-MODULES = Path(__file__).parent / "user_modules"
+MODULES = Path(__file__).parents[1] / "tests" / "gallery" / "users"
 SETS = ("authors", "newcomer", "unseen")
 _NARROW = "intermediate_size: 64"
 ARCHITECTURES: Mapping[str, tuple[str, str]] = {
@@ -136,7 +136,7 @@ def main() -> int:
 
 
 def cases(folder: str) -> list[Case]:
-    """Return the cases of the set in `folder` of `bench.user_modules`."""
+    """Return the cases of the set in `folder` of `tests.gallery.users`."""
     listed: Any = OmegaConf.to_container(OmegaConf.load(MODULES / folder / "cases.yaml"))
     return [
         Case(
@@ -168,13 +168,13 @@ def answers(chosen: Sequence[Case]) -> Iterator[Answer]:
     for case in chosen:
         sweeps[case.layers_fqn, case.overrides].append(case)
     for (layers_fqn, overrides), alike in sweeps.items():
-        factories = ",".join(f"bench.user_modules.{case.factory}" for case in alike)
+        factories = ",".join(f"tests.gallery.users.{case.factory}" for case in alike)
         records = _records(
             "model=python", f"model.factory={factories}", f"model.layers_fqn={layers_fqn}", *overrides
         )
         by_factory = {each["experiment"]["model"]["factory"]: each for each in records}
         for case in alike:
-            yield _answer(case, by_factory.get(f"bench.user_modules.{case.factory}"))
+            yield _answer(case, by_factory.get(f"tests.gallery.users.{case.factory}"))
 
 
 def _answer(case: Case, record: Mapping[str, Any] | None) -> Answer:

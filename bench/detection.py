@@ -18,7 +18,6 @@ from typing import Any
 
 from rich.table import Table
 
-from bench.defects import SavesMutableMatmuls
 from bench.output import parser, publish
 from bench.table import Column, table_of
 from bench.trials import PRELOAD, experiments, records
@@ -27,6 +26,7 @@ from harness.ranks.agent import Agent, sigterm_exits
 from harness.records.parity_result import PARTS
 from harness.records.record import Record
 from strategies import Strategy
+from tests.gallery.users.detected import SavesMutableMatmuls
 
 PROTOCOL = ("model=python", "model.layers_fqn=layers", "protocol=parity", "protocol.parity_steps=1")
 MUTABLE: Mapping[str, Strategy] = {"saves_mutable_matmuls": SavesMutableMatmuls()}
@@ -38,7 +38,7 @@ class Case:
 
     Fields:
         name: the defect, or what the control does instead.
-        factory: function of `bench.defects`.
+        factory: function of `tests.gallery.users.detected`.
         ac: overrides of the variant, or the name of one in `MUTABLE`.
         expected: the verdict it must get.
         differs: the parts that must differ after one step.
@@ -139,7 +139,11 @@ def _arguments() -> argparse.Namespace:
 def _experiments(device: str) -> list[Experiment]:
     common = [*PROTOCOL, f"mesh.device={device}"]
     points = [
-        [*common, f"model.factory=bench.defects:{case.factory}", *(() if case.ac == _MUTABLE else case.ac)]
+        [
+            *common,
+            f"model.factory=tests.gallery.users.detected:{case.factory}",
+            *(() if case.ac == _MUTABLE else case.ac),
+        ]
         for case in CASES
     ]
     return [

@@ -1,6 +1,6 @@
 """What `assert_neutral` says of setups whose late reads are known: verdicts, culprits, false alarms, misses.
 
-The setups are those of `bench.user_modules.outsider`. Of the right ones it is known what their recomputation
+The setups are those of `tests.gallery.users.outsider`. Of the right ones it is known what their recomputation
 reads beside its inputs: a name more is a false alarm, and one less is a miss. Of the wrong ones it is known
 where the fault lies.
 
@@ -20,10 +20,10 @@ from rich.table import Table
 
 from bench.output import parser, publish
 from bench.table import table_of
-from bench.user_modules.outsider import right, wrong
-from bench.user_modules.outsider.setups import Setup, rows
 from harness.check import NotNeutral, assert_neutral
 from harness.check.not_neutral import Neutrality
+from tests.gallery.users.outsider import right, wrong
+from tests.gallery.users.outsider.setups import Setup, rows
 
 SETUPS: tuple[Setup, ...] = (*right.SETUPS, *wrong.SETUPS)
 

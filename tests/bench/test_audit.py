@@ -22,7 +22,7 @@ def test_cases_name_factories_and_parts(folder: str) -> None:
         case.factory
         for case in listed
         for module, _, function in [case.factory.partition(":")]
-        if not callable(getattr(importlib.import_module(f"bench.user_modules.{module}"), function, None))
+        if not callable(getattr(importlib.import_module(f"tests.gallery.users.{module}"), function, None))
     ]
     assert missing == []
     assert {case.part for case in listed} <= {None, *PARTS}

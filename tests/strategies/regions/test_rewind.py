@@ -25,8 +25,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointError
 
-from bench.user_modules.authors import wrong
-from bench.user_modules.authors.stacks import WIDTH, Plain, Stack
 from strategies.ac.base import Recomputing
 from strategies.ac.full import Full
 from strategies.ac.nested import Nested
@@ -35,6 +33,8 @@ from strategies.base import StrategyError
 from strategies.estimate.anatomy import attributes, kind_of
 from strategies.regions import rewind
 from strategies.regions.rewind import SMALL_BYTES
+from tests.gallery.users.authors import wrong
+from tests.gallery.users.authors.stacks import WIDTH, Plain, Stack
 from tests.strategies.held_kinds import HELD
 
 _STEPS = 3

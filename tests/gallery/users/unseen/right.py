@@ -9,8 +9,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from bench.user_modules.authors.stacks import WIDTH, Plain
-from bench.user_modules.unseen.wrong import Layer, Model, built, three
+from tests.gallery.users.authors.stacks import WIDTH, Plain
+from tests.gallery.users.unseen.wrong import Layer, Model, built, three
 
 
 class Logs(Layer):

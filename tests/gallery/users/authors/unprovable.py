@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bench.user_modules.authors.stacks import Example, Plain, Stack, around, example
+from tests.gallery.users.authors.stacks import Example, Plain, Stack, around, example
 
 _MADE = itertools.count()
 

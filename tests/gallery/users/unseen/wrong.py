@@ -15,7 +15,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from bench.user_modules.authors.stacks import ROWS, WIDTH, Plain
+from tests.gallery.users.authors.stacks import ROWS, WIDTH, Plain
 
 
 class Layer(nn.Module):

@@ -15,7 +15,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from bench.user_modules.outsider.setups import (
+from tests.gallery.users.outsider.setups import (
     ROWS,
     WIDTH,
     Block,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.parametrizations import weight_norm
 
-from bench.user_modules.authors.stacks import ROWS, WIDTH, Example, Plain, Stack, around, example
+from tests.gallery.users.authors.stacks import ROWS, WIDTH, Example, Plain, Stack, around, example
 
 
 class Fourier(nn.Module):

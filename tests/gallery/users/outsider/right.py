@@ -15,7 +15,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from bench.user_modules.outsider.setups import WIDTH, Block, Net, Setup, checkpointed, reentrant
+from tests.gallery.users.outsider.setups import WIDTH, Block, Net, Setup, checkpointed, reentrant
 
 SETUPS = []
 
