@@ -27,7 +27,7 @@ from harness.models.base import Batch
 from harness.records.measured import MeasuredMemory, MeasuredWork
 from harness.records.verdict import freed_nothing
 from harness.report.facts.number_words import human_bytes, human_flops
-from strategies import Strategy, StrategyError, ac_variants
+from strategies import Strategy, StrategyError, ac_variants, generators
 from strategies.regions.block_search import FoundBlocks, search_blocks
 
 Variant: TypeAlias = str | Strategy | Callable[[Any], Any]
@@ -333,7 +333,7 @@ class _Case:
 
     @cached_property
     def _blocks(self) -> FoundBlocks | None:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        with generators.restored(), torch.device("meta"):
             made = self._make()
         if not isinstance(made, nn.Module):
             raise ConfigError("make", f"must return an nn.Module, got {type(made).__name__}")

@@ -22,7 +22,7 @@ from harness.fit.in_process import handed_over
 from harness.fit.progress import progress_shown
 from harness.fit.screen import HEAD, screen, table_of
 from harness.fit.subject import MARGIN, Subject
-from strategies import chunk_variants, shard_variants
+from strategies import chunk_variants, generators, shard_variants
 from strategies.ac.full import Full
 from strategies.regions.block_search import search_blocks
 
@@ -91,7 +91,7 @@ def fit(
         raise ConfigError("margin", f"must be in [0, 1), got {margin}")
     hardware = hardware_named(on, gib)
     with handed_over(make, batch, loss_fn) as (spec, rows), progress_shown() as tell:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        with generators.restored(), torch.device("meta"):
             found = search_blocks(spec.build())
         layers_fqn = "" if found is None else found.layers_fqn
         classes = () if found is None else found.module_classes

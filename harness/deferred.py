@@ -43,6 +43,7 @@ ROOMS = (
     "strategies.chunk.running",
     "strategies.chunk.show",
     "strategies.estimate",
+    "strategies.generators",
     "strategies.nested",
     "strategies.regions",
     "strategies.shard.candidates",

@@ -21,7 +21,7 @@ from harness.models.base import ModelSpec
 from harness.predict.prediction import step_of
 from harness.records import files
 from harness.trial.batches import batches
-from strategies import StrategyError, ac_variants
+from strategies import StrategyError, ac_variants, generators
 from strategies.ac.budget import Budget
 from strategies.budget.planning.planner import BudgetBelowMinimum
 from strategies.regions.blocks import find_blocks
@@ -185,7 +185,7 @@ def _at_the_smallest(variant: Any, error: Exception) -> Budget | None:
 
 def _variant(option: Option, experiment: Experiment) -> Any:
     """Return what puts the option on the small model: its own file, for the blocks that are there."""
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+    with generators.restored(), torch.device("meta"):
         model = experiment.model.build()
     names = list(find_blocks(model, **_named(experiment)))
     if option.write is None:
@@ -219,7 +219,7 @@ def small_step(subject: Subject) -> Small | None:
     for layers, share in _SMALLER:
         with suppress(ConfigError, StrategyError, ValueError, RuntimeError):
             spec = experiment.model if (layers, share) == (1, 1) else _shrunk(experiment.model, layers, share)
-            with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            with generators.restored(), torch.device("meta"):
                 model = spec.build()
             count = sum(parameter.numel() for parameter in model.parameters())
             if count <= subject.most_parameters:

@@ -13,7 +13,7 @@ from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
 from harness.predict.hardware import Hardware
 from harness.report.facts.number_words import human_bytes
-from strategies import ac_variants
+from strategies import ac_variants, generators
 from strategies.regions.block_search import counted, is_under
 from strategies.regions.blocks import find_blocks, plain_class
 
@@ -143,7 +143,7 @@ def blocks_of(subject: Subject, saved_by_module: Mapping[str, int]) -> Blocks:
         ConfigError: there are none; the message lists the classes of modules with what they save.
     """
     spec, named = subject.experiment.model, subject.named_blocks
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+    with generators.restored(), torch.device("meta"):
         model = spec.build()
     class_of = {fqn: plain_class(module).__name__ for fqn, module in model.named_modules()}
     if not (named["layers_fqn"] or named["module_classes"]):

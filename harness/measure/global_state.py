@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as modules
 
-from harness.measure.rng import restored_generators, rng_states
+from strategies import generators
 
 _FOREIGN = ("harness", "strategies", "builtins", "typing", "abc", "collections")
 _MOST_POPPED = 64
@@ -95,17 +95,17 @@ def ledger() -> Iterator[list[str]]:
 
     Beside settings these are the numbers of the generators of torch, Python and NumPy.
     """
-    before, states = GlobalState(), rng_states(torch.device("cpu"))
+    before = GlobalState()
+    states = [each.now() for each in (*generators.of_torch(), generators.PYTHON, generators.NUMPY)]
     changed: list[str] = []
-    with restored_generators():
-        try:
-            yield changed
-        finally:
-            if not any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
-                torch.clear_autocast_cache()
-            changed += before.put_back()
-            now = rng_states(torch.device("cpu"))
-            changed += (f"generator {name}" for name in states if not torch.equal(states[name], now[name]))
+    try:
+        yield changed
+    finally:
+        if not any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+            torch.clear_autocast_cache()
+        changed += before.put_back()
+        changed += (f"generator {each.source.name}" for each in generators.moved(states))
+        generators.put(states)
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -16,10 +14,9 @@ from harness.models.parts import made_model
 from harness.records.measured import AROUND, TrainedModel
 from harness.trial.precision import Precision
 from harness.trial.without_dropout import STILL
+from strategies import generators
 from strategies.regions import block_search
 from strategies.regions.blocks import children_of
-
-_NUMPY_SEEDS = 1 << 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,9 +45,7 @@ class PlainModel:
             ConfigError: something cannot be cast without loss.
         """
         # a user's module may draw its weights from any of these
-        torch.manual_seed(experiment.seed)
-        random.seed(experiment.seed)
-        np.random.seed(experiment.seed % _NUMPY_SEEDS)  # noqa: NPY002 (the legacy generator is the global one)
+        generators.seed(experiment.seed)
         with torch.device(device):
             model, loss = experiment.model.make()
         return cls.cast(experiment, model.to(device=device), loss, device)

@@ -23,7 +23,7 @@ from harness.experiment.training import Training
 from harness.models.base import Batch, LanguageModelSpec, ModelSpec
 from harness.models.python import Made, PythonSpec
 from harness.trial.models_error import overflow, raised_by_model
-from strategies import StrategyError, shard_variants
+from strategies import StrategyError, generators, shard_variants
 from strategies.regions import block_search
 
 Refusal = ConfigError | StrategyError | None
@@ -55,7 +55,7 @@ def blocks_of(deadline_s: float, model: ModelSpec) -> block_search.FoundBlocks |
     found: list[block_search.FoundBlocks | None] = []
 
     def search(model: ModelSpec) -> None:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        with generators.restored(), torch.device("meta"):
             found.append(block_search.search_blocks(model.build()))
 
     refusal = _refusal(search, deadline_s, model)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
+from strategies import generators
 from strategies.base import Observation, RunnableStep, Strategy, StrategyError, check_simple_fields
 from strategies.budget.eager import first_call
-from strategies.regions import blocks, number_generators, offloading, recomputation, region, rewind
+from strategies.regions import blocks, offloading, recomputation, region, rewind
 from strategies.written import file_text
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ class Recomputing(ActivationCheckpointing):
         All regions share one save list, ledger and generators.
         """
         save_list, ledger = self._save_list(), offloading.HostLedger()
-        generators = number_generators.NumberGenerators()
+        latest_states = generators.LatestStates()
 
         def make() -> Region:
             """Return a region: recomputation, inside of offloading where that is asked for."""
@@ -216,7 +217,7 @@ class Recomputing(ActivationCheckpointing):
                 early_stop=self.early_stop,
                 use_reentrant=self.use_reentrant,
                 save_list=save_list,
-                rewind=rewind.Rewind(generators=generators) if self.rewind else None,
+                rewind=rewind.Rewind(generators=latest_states) if self.rewind else None,
             )
             if not self.offload:
                 return inner

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import random
 import re
 import sys
 import weakref
@@ -37,6 +36,8 @@ from uuid import UUID
 
 import numpy as np
 import torch
+
+from strategies import generators
 
 Form: TypeAlias = Literal["sequence", "mapping", "set", "buffer", "generator", "callable"]
 """What a value is: it has items in order, entries by key, members, plain data, or random numbers to give; a
@@ -203,10 +204,6 @@ def _write_set(value: Any, content: list[Any]) -> None:
     set.update(value, content)
 
 
-def _write_bits(value: Any, state: Any) -> None:
-    value.bit_generator.state = state
-
-
 def _enclosed(function: Any) -> dict[str, Any]:
     """Return what a function made by another one holds of it; of all others, which live as long, nothing."""
     names = function.__code__.co_freevars if "<locals>" in function.__qualname__ else ()
@@ -249,15 +246,7 @@ _KINDS = (
     _kind("buffer", array, lambda value: value[:], lambda value, data: value.__setitem__(slice(None), data)),
     _kind("buffer", memoryview, lambda value: value.tobytes()),
     _kind("buffer", itertools.count, repr),
-    _kind("generator", torch.Generator, lambda value: value.get_state(), torch.Generator.set_state),
-    _kind("generator", random.SystemRandom, lambda _value: None),
-    _kind(
-        "generator", random.Random, lambda value: value.getstate(), lambda value, then: value.setstate(then)
-    ),
-    _kind("generator", np.random.Generator, lambda value: value.bit_generator.state, _write_bits),
-    _kind(
-        "generator", np.random.RandomState, lambda value: value.get_state(), np.random.RandomState.set_state
-    ),
+    *(_kind("generator", each.types, each.read, each.write) for each in generators.KINDS),
     _kind("callable", FunctionType, _enclosed),
     _kind("callable", MethodType, lambda value: {"__self__": value.__self__, "__func__": value.__func__}),
     _kind(

@@ -10,10 +10,10 @@ from typing import TypeAlias
 
 from torch import nn
 
+from strategies.generators import LatestStates
 from strategies.nested.labels import Labels
 from strategies.nested.nested_regions import Path
 from strategies.regions.host_copies import HostLedger
-from strategies.regions.number_generators import NumberGenerators
 from strategies.regions.offload_kinds import OffloadKind
 from strategies.regions.rewind import Rewind, RewoundCall
 
@@ -32,8 +32,8 @@ class Rewinds(weakref.WeakKeyDictionary[nn.Module, Rewind]):
         return found.call(module)
 
     @cached_property
-    def _generators(self) -> NumberGenerators:
-        return NumberGenerators()
+    def _generators(self) -> LatestStates:
+        return LatestStates()
 
     def __reduce__(self) -> tuple[type[Rewinds], tuple[()]]:
         return Rewinds, ()

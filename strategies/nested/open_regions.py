@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from strategies.base import StrategyError
+from strategies.generators import of_devices
 from strategies.nested.folding import Edge, folded
 from strategies.nested.inputs import Owners, Reading, line_of_user, reading_of
 from strategies.nested.labels import plain_modules
@@ -23,7 +24,6 @@ from strategies.nested.nest_options import Nest, Regions
 from strategies.nested.nested_regions import Path, common, path_name
 from strategies.nested.offloads import Offloads
 from strategies.nested.repetition import Region
-from strategies.nested.surroundings import CPU, generator_states
 from strategies.nested.tape import Call, Slot, read_from_outside
 from strategies.nested.tickets import Ticket
 from strategies.regions.saved_tensors import Packed, kept
@@ -201,11 +201,13 @@ class OpenRegions:
         is_outermost = not self._open and len(regions) > len(self._outer)
         if not is_outermost and not (self._open and self.offloads.moves_inputs_of(path)):
             return
-        generators = generator_states(self._devices) if self._nest.preserve_rng_state else {}
-        if generators and not self._outer:
-            generators[CPU] = torch.get_rng_state()  # one that meters of memory follow
+        is_kept = not self._outer  # until backward, where meters see its states
+        sources = of_devices(self._devices) if self._nest.preserve_rng_state else []
         region = Region(
-            regions=regions, early_stop=self._nest.early_stop, generators=generators, is_kept=not self._outer
+            regions=regions,
+            early_stop=self._nest.early_stop,
+            generators=[each.now(is_seen=is_kept) for each in sources],
+            is_kept=is_kept,
         )
         start = len(self.tape)
         region.so_far = lambda: [each for each in self.tape[start : self._settled] if isinstance(each, Call)]

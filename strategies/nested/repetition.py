@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointError
 
+from strategies.generators import State, put
 from strategies.nested.inputs import readings_of
 from strategies.nested.listening import running_backward
 from strategies.nested.nest_options import Regions
 from strategies.nested.nested_regions import path_name
-from strategies.nested.surroundings import GeneratorStates, generator_states, set_generators
 from strategies.nested.tape import Call, Following, Slot, read_from_outside, run
 from strategies.nested.tickets import Ticket
 from strategies.regions.saved_tensors import likened
@@ -45,7 +45,7 @@ class Region:
 
     regions: Regions
     early_stop: bool
-    generators: GeneratorStates
+    generators: list[State]
     calls: list[Call] = field(default_factory=list)
     inputs: dict[Slot, Callable[[], Tensor]] | None = field(default_factory=dict)
     children: dict[Regions, Region] = field(default_factory=dict)
@@ -117,15 +117,15 @@ class Repetition:
         if region.inputs is None:
             return  # the caller says what is missing
         values = {slot: read() for slot, read in region.inputs.items()}
-        before = generator_states(region.generators)
-        set_generators(region.generators)
+        before = _now(region.generators)
+        put(region.generators)
         try:
             with saved_tensors_hooks(self._pack, _unpacked):
                 self._run_all(values)
         except _Enough:
             pass
         finally:
-            set_generators({device: before[device] for device in region.generators})
+            put(before)
         if not region.is_kept:
             region.inputs = None
 
@@ -215,12 +215,17 @@ class Repetition:
             raise _Enough
 
 
+def _now(states: list[State]) -> list[State]:
+    """Return the states in which the same generators are now."""
+    return [each.source.now() for each in states]
+
+
 def _inner(region: Region, regions: Regions, calls: list[Call], values: dict[Slot, Tensor]) -> Region:
     """Return a region inside, as it begins now."""
     return Region(
         regions=regions,
         early_stop=region.early_stop,
-        generators=generator_states(region.generators) if region.generators else {},
+        generators=_now(region.generators),
         calls=calls,
         inputs=readings_of({slot: values[slot] for slot in read_from_outside(calls)}, regions[-1]),
         is_unfinished=region.is_unfinished or region.running in calls,

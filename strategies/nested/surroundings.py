@@ -1,21 +1,16 @@
-"""What a call finds around it beside its arguments: modes of torch, and the generators of random numbers."""
+"""What a call finds around it beside its arguments: modes of torch, and torch's generators."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
 from torch.backends import cuda
-from torch.utils._python_dispatch import _disable_current_modes
 
-GeneratorStates: TypeAlias = dict[torch.device, Tensor]
-"""States of torch's generators, by device."""
+from strategies.generators import State, moved, of_devices
 
-CPU = torch.device("cpu")
 _DEVICES = ("cpu", "cuda")
 _KERNELS = (
     (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
@@ -73,22 +68,6 @@ class Modes:
             yield
 
 
-def generator_states(devices: Iterable[torch.device]) -> GeneratorStates:
-    """Return the states of the generators of `devices`."""
-    return {device: _module(device).get_rng_state(device) for device in devices if device != CPU} | {
-        CPU: torch.default_generator.get_state()  # torch.get_rng_state is what meters of memory follow
-    }
-
-
-def set_generators(states: Mapping[torch.device, Tensor]) -> None:
-    """Put the generators into `states`."""
-    for device, state in states.items():
-        if device == CPU:
-            torch.default_generator.set_state(state)
-        else:
-            _module(device).set_rng_state(state, device)
-
-
 class DrawnNumbers:
     """Knows where the calls on a tape left torch's generators.
 
@@ -97,34 +76,20 @@ class DrawnNumbers:
     """
 
     def __init__(self, devices: Iterable[torch.device] | None) -> None:
-        self._devices = devices
-        self._latest: GeneratorStates | None = None
+        self._sources = [] if devices is None else of_devices(devices)
+        self._latest: list[State] = []
 
     def note(self) -> None:
         """Take note that a call has drawn."""
-        if self._devices is not None:
-            self._latest = generator_states(self._devices)
+        self._latest = [each.now() for each in self._sources]
 
-    def set_in_between(self) -> GeneratorStates | None:
+    def set_in_between(self) -> list[State]:
         """Return the states of generators that were set, or drawn from, by what is not on the tape."""
-        if self._latest is None or self._devices is None:
-            return None
-        now = generator_states(self._devices)
-        with _disable_current_modes():  # states have values even where tensors have none
-            are_equal = all(_bytes(state) == _bytes(self._latest[device]) for device, state in now.items())
-        return None if are_equal else now
+        return [each.source.now() for each in moved(self._latest)]
 
     def forget(self) -> None:
         """Know nothing of the calls before."""
-        self._latest = None
-
-
-def _bytes(state: Tensor) -> bytes:
-    return state.numpy().tobytes()
-
-
-def _module(device: torch.device) -> Any:
-    return torch.get_device_module(device.type)
+        self._latest = []
 
 
 def _choose(kernels: Iterable[bool]) -> None:

@@ -15,10 +15,11 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
+from strategies.generators import State, put
 from strategies.nested.nest_options import Regions
 from strategies.nested.nested_regions import Path
 from strategies.nested.structures import put_together, tensors_of
-from strategies.nested.surroundings import GeneratorStates, Modes, set_generators
+from strategies.nested.surroundings import Modes
 from strategies.nested.tickets import Ticket
 from strategies.regions.own_parameters import identities_of, of_other_parameters, weights_of
 from strategies.regions.rewind import RewoundCall
@@ -80,7 +81,7 @@ class Call:
     modes: Modes
     is_module: bool = False
     rewound: RewoundCall | None = None
-    generators: GeneratorStates | None = None
+    generators: list[State] = field(default_factory=list)
     follow: Callable[[Any, Call], Following] | None = None
     label: Path = ()
     regions: Regions = ()
@@ -116,8 +117,7 @@ def run(call: Call, values: dict[Slot, Tensor]) -> None:
     args, kwargs = put_together(call.structure, leaves)
     if call.module is not None and call.weights != identities_of(weights_of(call.module)):
         raise of_other_parameters(repr(call.name))
-    if call.generators is not None:
-        set_generators(call.generators)
+    put(call.generators)
     with call.modes.entered():
         if call.rewound is None:
             results = tensors_of(call.run(*args, **kwargs))

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import resolve_name
 from torch.utils._pytree import tree_leaves
 
+from strategies import generators
 from strategies.nested.folding import Edge
 from strategies.nested.inputs import Owners
 from strategies.nested.labels import Labels, plain_modules
@@ -29,7 +30,6 @@ from strategies.nested.repetition import Region
 from strategies.nested.structures import put_together, taken_apart
 from strategies.nested.tape import Call, Slot, read_from_outside
 from strategies.nested.tape_writer import TapeWriter
-from strategies.tracing.module_state import restored_generators
 from strategies.tracing.shadow import Shadow, device_of, shadowed
 from strategies.tracing.shape_values import with_known_values
 from strategies.tracing.without_data import following
@@ -90,7 +90,7 @@ def follow(settings: Nest, model: nn.Module, sample: tuple[Any, ...]) -> Listing
     shadow = Shadow.of(model).on(device)
     inputs = shadowed(shadow, sample, device)
     assert shadow.mode is not None
-    with following(lambda: "the model"), restored_generators(), shadow.mode, with_known_values():
+    with following(lambda: "the model"), generators.restored(), shadow.mode, with_known_values():
         return _ListingWriter(settings, shadow.model, model).listing(inputs)
 
 

@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_map_only
 
 from strategies.base import StrategyError
 from strategies.estimate.tensors import plain_tensors, tensors_in, tensors_written
+from strategies.generators import State, of_device
 from strategies.regions.operator_names import Operator
 from strategies.regions.saved_tensors import memory_of
 from strategies.regions.versions import PLAIN, Version, alias_of_plain
@@ -42,12 +43,12 @@ class _Kept:
     Fields:
         value: what the operator returned.
         watched: tensors on its storages, as they were after the operator, or when they were made.
-        drawn: state of the generator after an operator that has drawn.
+        drawn: state of the generator after an operator that has drawn; `None` after another.
     """
 
     value: Any
     watched: list[Version]
-    drawn: tuple[torch.Generator, Tensor] | None
+    drawn: State | None
 
     def is_current(self) -> bool:
         """Say whether nobody has written to the result."""
@@ -167,8 +168,7 @@ class Returning(_Mode):
         if kept is None or not kept.is_current():
             return func(*args, **(kwargs or {}))
         if kept.drawn is not None:
-            generator, state = kept.drawn
-            generator.set_state(state)
+            kept.drawn.put()
         return kept.value
 
 
@@ -204,17 +204,12 @@ def _storages(tensors: Iterable[Tensor]) -> set[int]:
     }
 
 
-def _drawn(
-    operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[torch.Generator, Tensor] | None:
-    """Return the generator of an operator that has drawn, and its state now."""
+def _drawn(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> State | None:
+    """Return the state, now, of the generator of an operator that has drawn."""
     if not isinstance(operator, OpOverload) or torch.Tag.nondeterministic_seeded not in operator.tags:
         return None
     names = [argument.name for argument in operator._schema.arguments]  # noqa: SLF001 (torch has no public schema)
     given = dict(zip(names, args, strict=False)) | kwargs
     if "dropout_p" in names and not given.get("dropout_p", 0.0) > 0.0:
         return None
-    device = next(each.device for each in tensors_in(args))
-    is_cuda = device.type == "cuda"
-    generator = torch.cuda.default_generators[device.index] if is_cuda else torch.default_generator
-    return generator, generator.get_state()
+    return of_device(next(each.device for each in tensors_in(args))).now()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from strategies.base import Observation
+from strategies.generators import State, of_devices, put
 
 
 @dataclass(kw_only=True, slots=True)
@@ -77,7 +78,7 @@ class KeptRegion:
 
 
 class RandomNumbers:
-    """The states of torch's generators on the CPU and on the devices of some values.
+    """The states of torch's generators on the CPU and on the devices of some values; meters see them.
 
     A `RecomputeStateHook` of torch-remat, which by itself lets a recomputation draw further numbers.
 
@@ -86,16 +87,12 @@ class RandomNumbers:
     """
 
     def __init__(self, values: Iterable[Any]) -> None:
-        devices = {value.device for value in values if isinstance(value, Tensor)}
-        self._devices = [device for device in devices if device.type not in {"cpu", "meta"}]
+        self._sources = of_devices(value.device for value in values if isinstance(value, Tensor))
 
-    def snapshot(self) -> list[Tensor]:
+    def snapshot(self) -> list[State]:
         """Return the state of each generator."""
-        states = [torch.get_device_module(device).get_rng_state(device) for device in self._devices]
-        return [torch.get_rng_state(), *states]
+        return [each.now(is_seen=True) for each in self._sources]
 
-    def restore(self, states: list[Tensor]) -> None:
+    def restore(self, states: list[State]) -> None:
         """Put each generator into the state of a snapshot."""
-        torch.set_rng_state(states[0])
-        for device, state in zip(self._devices, states[1:], strict=True):
-            torch.get_device_module(device).set_rng_state(state, device)
+        put(states)

@@ -40,8 +40,8 @@ from strategies.estimate.anatomy import (
     put_attributes,
 )
 from strategies.estimate.outer_state import OuterState
+from strategies.generators import LatestStates, State, of_torch, put
 from strategies.regions.blocks import plain_class
-from strategies.regions.number_generators import DrawnState, NumberGenerators
 from strategies.regions.versions import PLAIN, Version, alias_of_plain, version_of
 
 LEFT = "acbench_not_rewound"
@@ -237,7 +237,7 @@ class Rewind:
         is_learned: a step has been watched to its recomputation.
     """
 
-    generators: NumberGenerators = field(default_factory=NumberGenerators)
+    generators: LatestStates = field(default_factory=LatestStates)
     changing: set[Place] = field(default_factory=set)
     is_learned: bool = False
 
@@ -398,16 +398,14 @@ def noted_state(module: nn.Module) -> Callable[[], None]:
     globals that their methods name, and the generators of Python, NumPy and torch, those of modules included.
     """
     outer, state = OuterState(module), _State.of(module, Rewind())
-    generators = [torch.default_generator, *torch.cuda.default_generators]
-    words = [each.get_state() for each in generators]
+    numbers = [each.now() for each in of_torch()]
 
-    def put() -> None:
+    def put_back() -> None:
         state.put()
         outer.put_back()
-        for generator, then in zip(generators, words, strict=True):
-            generator.set_state(then)
+        put(numbers)
 
-    return put
+    return put_back
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,7 +420,7 @@ class _State:
 
     kept: list[Kept]
     large: dict[Place, _Copied | _Watched]
-    numbers: tuple[DrawnState, ...]
+    numbers: tuple[State, ...]
 
     @classmethod
     def of(cls, module: nn.Module, rewind: Rewind) -> _State:

@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from strategies.estimate.tensors import tensors_in
+
 _aten = torch.ops.aten
 _RUNNING_STATISTICS = ("running_mean", "running_var")
 _UNTOLD_WRITES = {  # what these write to, and their schemas do not tell
@@ -70,6 +72,15 @@ class OperatorFacts:
     def draws(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Say whether a call draws random numbers: attention without dropout draws none."""
         return self.is_random and (self.chance is None or bool(_given(self.chance, args, kwargs)))
+
+
+def drawn_from(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Generator | torch.device:
+    """Return the generator from which a random call draws, or the device that has it."""
+    generator = kwargs.get("generator")
+    if isinstance(generator, torch.Generator):
+        return generator
+    device = next((tensor.device for tensor in tensors_in((args, kwargs))), None)
+    return torch.device(kwargs.get("device") or "cpu") if device is None else device
 
 
 def fake_mode() -> Any:

@@ -28,8 +28,8 @@ from strategies.estimate.liveness import numbers_bytes
 from strategies.estimate.machine import Machine
 from strategies.estimate.operator_cost import bytes_of, machine_for
 from strategies.estimate.tensors import gradients_of, plain_tensors, tensors_in
+from strategies.generators import DrawWatch
 from strategies.regions.blocks import Enclosed, ModelModules
-from strategies.regions.drawn_numbers import DrawWatch
 from strategies.regions.region import Region, enclose, region_of
 from strategies.regions.saved_tensors import kept, local_of, placed_as
 from strategies.step.before_blocks import Before, join, joined, signature_of
@@ -239,7 +239,8 @@ class _Watch(OperatorMode):
             return func(*args, **kwargs)
         start = self.live.ledger.moment
         facts = facts_of(func)
-        draws = DrawWatch(args, kwargs) if facts.is_untagged and self._fakes is None else None
+        is_watched = facts.is_untagged and self._fakes is None
+        draws = DrawWatch(each.device for each in tensors_in((args, kwargs))) if is_watched else None
         result = func(*args, **kwargs)
         has_drawn = facts.draws(args, kwargs) or (draws is not None and draws.has_drawn())
         made: dict[int, int] = {}

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from strategies.estimate.anatomy import HoldingKind, attributes, is_closed, kind_of
+from strategies import generators
+from strategies.estimate.anatomy import attributes, is_closed, kind_of
 
 CONSTANTS = (bool, int, float, complex, str, type(None), type(...), torch.dtype, torch.device)
 """Types that a graph holds as they are, beside tensors, and containers and slices of these."""
@@ -126,9 +127,10 @@ _CONTENTS: tuple[tuple[Any, Callable[[Any], Iterable[tuple[Any, Any]]]], ...] = 
     ((np.ndarray, np.generic), _of_an_array),
     ((bytearray, memoryview, array), lambda value: [("values", bytes(value))]),
     (partial, lambda value: [("of", value.func), *enumerate(value.args), *value.keywords.items()]),
-    (random.Random, lambda value: enumerate(value.getstate())),
-    (np.random.Generator, lambda value: value.bit_generator.state.items()),
-    (np.random.RandomState, lambda value: enumerate(value.get_state())),
+    (
+        (random.Random, np.random.Generator, np.random.RandomState),
+        lambda value: [("state", generators.comparable(generators.of_object(value).read()))],
+    ),
 )
 """What is compared of values that have no attributes, or have their content elsewhere, by type."""
 
@@ -172,28 +174,17 @@ def held_by(module: nn.Module, name: str, otherwise: Any = None) -> Any:
 
 
 @contextmanager
-def restored_generators(modules: Iterable[nn.Module] = ()) -> Iterator[None]:
-    """Leave the random number generators of Python, NumPy and torch on the CPU as they were.
-
-    Args:
-        modules: modules whose own generators are left so, too.
-    """
-    # torch.get_rng_state is what meters of memory follow
-    cpu = torch.default_generator.get_state()
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (users')
-    own = [(kind, each, kind.read(each)) for kind, each in _generators_of(modules)]
-    try:
-        yield
-    finally:
-        for kind, each, state in own:
-            if kind.write is not None:
-                kind.write(each, state)
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002 (users')
-        torch.default_generator.set_state(cpu)
+def restored_generators(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Leave all generators of random numbers as they were, those that modules hold included."""
+    own = [generators.of_object(each).now() for each in _generators_of(modules)]
+    with generators.restored():
+        try:
+            yield
+        finally:
+            generators.put(own)
 
 
-def _generators_of(modules: Iterable[nn.Module]) -> Iterator[tuple[HoldingKind, Any]]:
+def _generators_of(modules: Iterable[nn.Module]) -> Iterator[Any]:
     """Yield the generators among the attributes of modules, and in what these hold, each once."""
     found = [value for module in modules for name, value in vars(module).items() if name not in _UNWATCHED]
     seen = set[int]()
@@ -205,7 +196,7 @@ def _generators_of(modules: Iterable[nn.Module]) -> Iterator[tuple[HoldingKind, 
         if kind is None:
             found += () if is_closed(value) else attributes(value).values()
         elif kind.form == "generator":
-            yield kind, value
+            yield value
         else:
             parts = [part for _, part in kind.parts(kind.read(value))]
             found += () if _PLAIN.issuperset(map(type, parts)) else parts
@@ -228,7 +219,7 @@ class SideEffects:
         self._attributes: dict[str, dict[str, object]] = {}
         self._objects: dict[int, tuple[str, Any, object]] = {}
         self._seed = _FIRST_SEED
-        self._generators: object = None
+        self._drawn: list[generators.State] = []
 
     def seeding(self) -> str | None:
         """Return a phrase for what was done to torch's generator since the latest look; `None` for none."""
@@ -243,7 +234,7 @@ class SideEffects:
         Args:
             below: FQN of the module whose attributes, and whose submodules', are compared.
         """
-        if self._generators != _generators():
+        if generators.moved(self._drawn):
             return "draws random numbers that are not torch's"
         changed = next(self.changes(below), None)
         return self.seeding() if changed is None else changed[1]
@@ -271,7 +262,7 @@ class SideEffects:
                 if name not in _UNWATCHED and not isinstance(value, (*CONSTANTS, *_OPAQUE, Tensor)):
                     self._objects.setdefault(id(value), (_joined(fqn, name), value, None))
         self._objects = {key: (*each[:2], frozen(each[1])) for key, each in self._objects.items()}
-        self._generators = _generators()
+        self._drawn = [generators.PYTHON.now(), generators.NUMPY.now()]
         self._reseed()
 
     def _below(self, below: str) -> list[str]:
@@ -298,8 +289,3 @@ def _marks(module: nn.Module) -> dict[str, object]:
         for name, value in group.items()
         if name not in _UNWATCHED
     }
-
-
-def _generators() -> object:
-    name, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002 (users')
-    return random.getstate(), name, np.asarray(keys).tobytes(), *rest

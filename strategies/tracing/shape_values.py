@@ -22,6 +22,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from strategies import generators
+
 QUESTIONS = frozenset(
     ["__bool__", "__int__", "__float__", "__index__", "item", "tolist", "equal", "allclose", "is_nonzero"]
 )
@@ -89,12 +91,10 @@ class KnownValues(TorchFunctionMode):
     def _drawn_from_nothing(self, func: Any, args: Any, kwargs: Any) -> Tensor | None:
         """Return the value of a call that reads no data; `None` where it draws random numbers."""
         with _disable_current_modes():
-            before = (
-                torch.default_generator.get_state()
-            )  # torch.get_rng_state is what meters of memory follow
+            before = [generators.of_device(generators.CPU).now()]
             value = self._really(func, args, kwargs)
-            is_random = not torch.equal(torch.default_generator.get_state(), before)
-            torch.default_generator.set_state(before)
+            is_random = bool(generators.moved(before))
+            generators.put(before)
         return value if isinstance(value, Tensor) and not is_random else None
 
 

@@ -217,7 +217,6 @@ EXAMINED_BY_RUNNING = {
     "hydra_plugins/acbench/launcher.py": "tests/harness/command_line/test_cli.py",
     "hydra_plugins/acbench/sweeper.py": "tests/harness/command_line/test_cli.py",
     "strategies/budget/eager/block_tape.py": "tests/strategies/budget/eager/test_planned_block.py",
-    "strategies/regions/drawn_numbers.py": "tests/strategies/budget/eager/test_planned_block.py",
     "strategies/budget/compiled/inductor_partition.py": "tests/strategies/budget/compiled/test_compiled_planning.py",
     "strategies/budget/eager/slice_ticket.py": "tests/strategies/budget/eager/test_planned_block.py",
     "strategies/budget/eager/contents.py": "tests/strategies/budget/eager/test_planned_block.py",

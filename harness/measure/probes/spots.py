@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.measure.parity.module_state import hooks_of
+from strategies import generators
 from strategies.estimate.anatomy import attributes, is_closed, kind_of
 from strategies.estimate.outer_state import Place, places_of
 
@@ -66,8 +67,9 @@ def spots_of(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[Spo
         model: the model, whose classes and their globals are looked at.
         modules: its modules by the names of the plain model.
     """
-    yield Spot("generator", "random", "random", _drawing_python)
-    yield Spot("generator", "numpy.random", "numpy.random", _drawing_numpy)
+    yield Spot("generator", "random", "random", _drawing(generators.PYTHON, random.random))
+    numpy = _drawing(generators.NUMPY, np.random.rand)
+    yield Spot("generator", "numpy.random", "numpy.random", numpy)
     walk = _Walk()
     for fqn, module in modules.items():
         yield from walk.module(module, prefix=f"{fqn}." if fqn else "")
@@ -118,7 +120,7 @@ class _Walk:
         """Yield the spots in a generator, a container or an object."""
         form = kind_of(value)
         if form is not None and form.form == "generator":
-            yield Spot("generator", prefix + path, path, _drawing(value))
+            yield Spot("generator", prefix + path, path, _drawing_from(value))
         elif isinstance(value, list | dict):
             items = list(value.items() if isinstance(value, dict) else enumerate(value))
             for key, part in items[:_MOST_ITEMS]:
@@ -288,27 +290,17 @@ def _global(place: Place, value: Any) -> Iterator[Spot]:
         yield Spot("global", str(place), str(place), change)
 
 
-def _drawing(generator: Any) -> Callable[[], Undo]:
+def _drawing_from(generator: Any) -> Callable[[], Undo]:
+    source = generators.of_object(generator)
+    if isinstance(generator, torch.Generator):
+        return _drawing(source, lambda: torch.rand((), generator=generator, device=generator.device))
+    return _drawing(source, generator.random)
+
+
+def _drawing(source: generators.Source, draw: Callable[[], object]) -> Callable[[], Undo]:
     def change() -> Undo:
-        kind = kind_of(generator)
-        assert kind is not None, "it is a generator"
-        content, write = kind.read(generator), kind.write
-        if isinstance(generator, torch.Generator):
-            torch.rand((), generator=generator, device=generator.device)
-        else:
-            generator.random()
-        return (lambda: None) if write is None else lambda: write(generator, content)
+        before = source.now()
+        draw()
+        return before.put
 
     return change
-
-
-def _drawing_python() -> Undo:
-    state = random.getstate()
-    random.random()  # noqa: S311 (as models draw)
-    return lambda: random.setstate(state)
-
-
-def _drawing_numpy() -> Undo:
-    state = np.random.get_state()  # noqa: NPY002 (models draw from the global generator)
-    np.random.rand()  # noqa: NPY002 (as above)
-    return lambda: np.random.set_state(state)  # noqa: NPY002 (as above)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import random as python_random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import Parameter, Signature, signature
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree  # torch.utils has no public name for it
@@ -19,6 +17,7 @@ from torch.utils.data import IterableDataset, default_collate
 from harness.errors import ConfigError
 from harness.last_words import last_words
 from harness.models.base import Batch
+from strategies import generators
 
 _PAIR = "(inputs, targets)"
 SEEDS = 1 << 32
@@ -236,13 +235,6 @@ def _said(value: Any) -> str:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed the generators that a user may draw from, and leave them as they were."""
-    python_state, numpy_state = python_random.getstate(), np.random.get_state()  # noqa: NPY002 (users draw from it)
-    with torch.random.fork_rng(devices=[]):  # a look at CUDA would open a context
-        torch.manual_seed(seed)
-        python_random.seed(seed)
-        np.random.seed(seed % SEEDS)  # noqa: NPY002 (as above)
-        try:
-            yield
-        finally:
-            python_random.setstate(python_state)
-            np.random.set_state(numpy_state)  # noqa: NPY002 (as above)
+    with generators.restored():
+        generators.seed(seed)
+        yield

@@ -20,14 +20,14 @@ from strategies.budget.eager.contents import Content, Reading, TapedOperator
 from strategies.budget.eager.slice_ticket import Pause, SliceTicket
 from strategies.budget.plan import BlockPlan, Value, input_value
 from strategies.estimate.tensors import tensors_in
-from strategies.regions.drawn_numbers import DrawWatch, stash_of
+from strategies.generators import DrawWatch, stashed
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.saved_tensors import Packed, kept, local_of
 from strategies.regions.versions import PLAIN, Version, version_of
 from strategies.step.before_blocks import signature_of
 from strategies.step.late_value import JustSaved, given
 from strategies.step.memory_layout import MemoryLayout, copied, dense_of
-from strategies.step.operator_facts import OperatorFacts, facts_of, fake_mode, is_numbered
+from strategies.step.operator_facts import OperatorFacts, drawn_from, facts_of, fake_mode, is_numbered
 from strategies.step.operator_mode import OperatorMode
 
 _DETACH = torch.ops.aten.detach.default
@@ -265,10 +265,11 @@ class BlockTape(OperatorMode):
         operator.is_collective = facts.is_collective
         self._count += 1
         if facts.draws(args, kwargs) and not is_held:
-            operator.stash = stash_of(args, kwargs)
+            operator.stash = stashed(drawn_from(args, kwargs))
         for home in written:
             self._write(None if is_held else operator, facts, home, written)
-        watch = DrawWatch(args, kwargs) if facts.is_untagged and not is_held and self._fakes is None else None
+        is_watched = facts.is_untagged and not is_held and self._fakes is None
+        watch = DrawWatch(each.device for each in tensors_in((args, kwargs))) if is_watched else None
         result = func(*args, **kwargs)
         if watch is not None:
             operator.stash = watch.stash()

@@ -19,7 +19,7 @@ from torch import Tensor
 from strategies.base import StrategyError
 from strategies.estimate.recomputing import recomputing
 from strategies.estimate.tensors import tensors_in
-from strategies.regions.drawn_numbers import Stash
+from strategies.generators import Stash
 from strategies.regions.saved_tensors import local_of
 from strategies.regions.versions import Version
 from strategies.step.memory_layout import MemoryLayout, copied

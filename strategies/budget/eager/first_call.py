@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_leaves
 
+from strategies import generators
 from strategies.base import Observation, RunnableStep, StrategyError
 from strategies.budget.eager import carrying_out
 from strategies.budget.eager.planned_block import refuse_compiled
@@ -29,7 +30,6 @@ from strategies.step.call_sizes import difference, input_sizes
 from strategies.step.operator_mode import OperatorMode
 from strategies.step.sizes import TensorSize
 from strategies.tracing.following import as_with_data
-from strategies.tracing.module_state import restored_generators
 from strategies.tracing.shadow import Shadow, device_of, shadowed
 from strategies.tracing.without_data import models_errors
 
@@ -253,7 +253,7 @@ def _followed(shadow: Shadow) -> Iterator[None]:
     assert shadow.mode is not None
     # anomaly mode looks for NaN among values, which are not there
     with (
-        restored_generators(),
+        generators.restored(),
         torch.autograd.set_detect_anomaly(False),
         shadow.mode,
         as_with_data(),

@@ -9,7 +9,6 @@ the state of the module and of all generators of random numbers is put back.
 from __future__ import annotations
 
 import hashlib
-import random
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,7 +17,6 @@ from types import FunctionType
 from typing import Any, TypeAlias
 from unittest import mock
 
-import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -26,6 +24,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
+from strategies import generators
 from strategies.base import StrategyError, Tolerance
 from strategies.chunk.tolerance import REDUCED_TOLERANCE, TOLERANCE
 from strategies.estimate.closeness import drawn_like, furthest, have_one_kind
@@ -325,7 +324,7 @@ def _content(value: object) -> object:
         code = held.__code__
         return code.co_filename, code.co_firstlineno, held.__qualname__
     if isinstance(held, torch.Generator):
-        return held.get_state().numpy().tobytes()
+        return generators.comparable(held.get_state())
     cls = plain_class(held) if isinstance(held, nn.Module) else held if isinstance(held, type) else type(held)
     return cls.__module__, cls.__qualname__
 
@@ -380,14 +379,11 @@ def _accumulated(
 
 def _state_of(module: nn.Module) -> dict[str, object]:
     """Return what a forward may change beside its results, by what a message calls it."""
-    kind, words, *rest = np.random.get_state(legacy=True)  # noqa: NPY002 (users')
+    torchs, (python, numpy) = generators.of_torch(), (generators.PYTHON, generators.NUMPY)
     found: dict[str, object] = {
-        "the random number generator of torch": [
-            each.get_state().numpy().tobytes()
-            for each in (torch.default_generator, *torch.cuda.default_generators)
-        ],
-        "the random number generator of Python": random.getstate(),
-        "the random number generator of NumPy": (kind, np.asarray(words).tobytes(), *rest),
+        "the random number generator of torch": [generators.comparable(each.read()) for each in torchs],
+        "the random number generator of Python": python.read(),
+        "the random number generator of NumPy": generators.comparable(numpy.read()),
     }
     for fqn, part in module.named_modules():
         held = {name: value for name, value in vars(part).items() if name not in _LEFT_OUT}

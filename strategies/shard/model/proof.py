@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_leaves
 
+from strategies import generators
 from strategies.base import StrategyError, Tolerance
 from strategies.estimate.closeness import drawn_like, furthest, have_one_kind
 from strategies.regions.rewind import noted_state
@@ -34,11 +35,11 @@ class Results:
             StrategyError: it draws random numbers.
         """
         put_back = noted_state(model)
-        before = torch.get_rng_state()
+        before = [each.now() for each in generators.of_torch()]
         try:
             with torch.enable_grad():
                 outputs = [leaf for leaf in tree_leaves(model(*sample)) if isinstance(leaf, Tensor)]
-            if not torch.equal(torch.get_rng_state(), before):
+            if generators.moved(before):
                 raise StrategyError("shard", f"{type(model).__name__!r} {_RANDOM}")
         finally:
             put_back()

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from strategies.nested.surroundings import CPU, DrawnNumbers
+from strategies.generators import CPU
+from strategies.nested.surroundings import DrawnNumbers
 
 
 @pytest.mark.parametrize("without_values", [False, True], ids=["real tensors", "tensors without values"])
@@ -19,4 +20,4 @@ def test_numbers_drawn_in_between_are_noticed(*, without_values: bool, draws: bo
             found = drawn.set_in_between()
     else:
         found = drawn.set_in_between()
-    assert (found is not None) == draws
+    assert bool(found) == draws

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from strategies import generators
 from strategies.tracing.module_state import SideEffects, frozen, held_by, kind_of_tensor, restored_generators
 
 
@@ -139,15 +140,6 @@ def test_generators_of_modules_are_put_back() -> None:
     assert drawn[0] == drawn[1]
 
 
-def test_generators_are_put_back() -> None:
-    def draw() -> tuple[float, ...]:
-        return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002 (users do)
-
-    with restored_generators():
-        expected = draw()
-    assert draw() == expected
-
-
 def with_list(model: Any) -> None:
     model.outer.notes.append(1)
 
@@ -186,7 +178,7 @@ def test_effects_are_found_once(change: Callable[[Any], Any], phrase: str | None
     model.options = SimpleNamespace(scale=1)
     model.count = 0
     model.draw, model.method, model.enclosing = random.Random(1).random, _Drawing(2).draw, _drawing(3)
-    with restored_generators():
+    with generators.restored():
         effects = SideEffects(dict(model.named_modules()))
         effects.forgive("")
         assert effects.found("") is None
