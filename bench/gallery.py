@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import re
 import sys
 import time
 import warnings
@@ -18,7 +19,7 @@ from rich.table import Table
 
 from bench.output import parser, publish
 from bench.table import table_of
-from harness.check import NotNeutral, assert_neutral
+from tests.gallery.checking import checked
 from tests.gallery.entries import CONTROLS, DEFECTS, Entry, load
 
 STEPS = 2
@@ -86,28 +87,23 @@ def judged(names: list[str], *, steps: int = STEPS) -> Iterator[Judged]:
 
 def judge(entry: Entry, steps: int) -> Judged:
     """Return what `assert_neutral` says of an entry."""
-    module, facts = entry.module, entry.facts
-    started = time.perf_counter()
-    try:
-        found = assert_neutral(module.make, module.batch, module.variant, steps=steps)
-    except NotNeutral as failure:
-        found = failure.found
-    message, first = str(found), dict(found.first or {})
-    expected = getattr(facts, "verdict", "neutral")
+    case, started = entry.case, time.perf_counter()
+    found = checked(case, steps=steps)
+    message, first, causes = str(found), dict(found.first or {}), _numbers(found.cause)
     return Judged(
         name=entry.name,
         title=entry.title,
-        expected=expected,
+        expected=case.verdict,
         verdict=found.verdict,
         part=first.get("part"),
         culprit=first.get("name"),
         probe=first.get("probe"),
-        causes=_numbers(found.cause),
+        causes=causes,
         message=message,
         seconds=round(time.perf_counter() - started, 3),
-        is_right=found.verdict == expected,
-        is_explained=expected == "neutral" or entry.number in _numbers(found.cause),
-        is_named=any(word in message for word in getattr(facts, "names", ("",))),
+        is_right=found.verdict == case.verdict,
+        is_explained=case.verdict == "neutral" or entry.number in causes,
+        is_named=not case.names or any(re.search(word, message) for word in case.names),
     )
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.gallery import parts
+from tests.gallery.case import Case, Evidence
 from tests.gallery.entries import CONTROLS, DEFECTS, Entry, loaded
-from tests.gallery.facts import Control, Defect
 
 _ROOT = Path(__file__).parents[2]
 PAGE = _ROOT / "docs" / "gallery" / "README.md"
@@ -42,8 +42,8 @@ them.
 _PARTS = """\
 ## What entries share
 
-Every entry has `make()`, `batch` and `variant`, as `assert_neutral(make, batch, variant)` takes them. They
-use these parts of `tests/gallery/parts.py`:
+Every entry is a `Case` with `make`, `batch` and `variant`, as `assert_neutral(make, batch, variant)` takes
+them. They use these parts of `tests/gallery/parts.py`:
 """
 
 
@@ -76,28 +76,38 @@ def page() -> str:
     return "\n".join(blocks)
 
 
-def measured(facts: Defect) -> str:
+def measured(case: Case) -> str:
     """Return what the side-by-side training shows, in words."""
-    if facts.verdict == "inert":
+    evidence = _evidence(case)
+    if case.verdict == "inert":
         return "losses and gradients are equal, and nothing that was asked for happens"
-    if "hides_error" in facts.parts:
+    if "hides_error" in evidence.parts:
         return "the plain model raises; the checkpointed one trains on"
     told = {
         "loss": "the loss differs",
-        "gradients": f"gradients are {_error(facts)}",
+        "gradients": f"gradients are {_error(evidence)}",
         "buffers": "buffers differ",
         "state": "attributes of modules differ",
         "rng_state": "the state of a generator differs",
         "leak": "each step leaves more memory behind",
     }
-    equal = [] if "loss" in facts.parts else ["the loss is bitwise equal"]
-    return ", ".join([*equal, *(told[part] for part in facts.parts)])
+    equal = [] if "loss" in evidence.parts else ["the loss is bitwise equal"]
+    return ", ".join([*equal, *(told[part] for part in evidence.parts)])
 
 
-def _error(facts: Defect) -> str:
-    if facts.gradients is None:
+def _error(evidence: Evidence) -> str:
+    if evidence.gradients is None:
         return "wrong by another number in every run"
-    return "missing" if facts.gradients == float("inf") else f"wrong by {facts.gradients:.2g} of their norm"
+    return (
+        "missing"
+        if evidence.gradients == float("inf")
+        else f"wrong by {evidence.gradients:.2g} of their norm"
+    )
+
+
+def _evidence(case: Case) -> Evidence:
+    assert case.evidence is not None, "a defect is measured before it stands here"
+    return case.evidence
 
 
 def _kept() -> dict[str, Mapping[str, Any]]:
@@ -126,10 +136,12 @@ def _counts(kept: Mapping[str, Mapping[str, Any]]) -> str:
 def _index(defects: list[Entry], kept: Mapping[str, Mapping[str, Any]]) -> str:
     lines = ["| | defect | gradients | " + " | ".join(kept) + " |", "| --- " * (3 + len(kept)) + "|"]
     for entry in defects:
-        facts: Defect = entry.facts
+        evidence = _evidence(entry.case)
         answers = " | ".join(_answer(rows.get(entry.name)) for rows in kept.values())
         shown = {None: "vary", 0.0: "right", float("inf"): "none"}
-        error = "" if "hides_error" in facts.parts else shown.get(facts.gradients, f"{facts.gradients}")
+        error = (
+            "" if "hides_error" in evidence.parts else shown.get(evidence.gradients, f"{evidence.gradients}")
+        )
         lines.append(f"| {entry.number} | [{entry.title}](#{_anchor(entry)}) | {error} | {answers} |")
     return "\n".join(lines) + "\n"
 
@@ -151,19 +163,19 @@ def _anchor(entry: Entry) -> str:
 
 
 def _section(entry: Entry, kept: Mapping[str, Mapping[str, Any]]) -> str:
-    facts: Defect = entry.facts
-    says = f"torch warns: `{facts.torch_says}`" if facts.torch_says else "torch says nothing"
+    case, warned = entry.case, _evidence(entry.case).torch_says
+    says = f"torch warns: `{warned}`" if warned else "torch says nothing"
     lines = [
         f'<a id="n{entry.number}"></a>\n',  # what messages of the check point to
         f"### {_heading(entry)}\n",
-        f"Measured: {measured(facts)}; {says}.\n",
+        f"Measured: {measured(case)}; {says}.\n",
         f"```python\n{entry.code}\n```\n",
     ]
     answers = [rows[entry.name] for rows in kept.values() if entry.name in rows]
     if answers:
         lines.append(f"```text\n{answers[0]['message']}\n```\n")
-    upstream = f" Upstream: {facts.link}" if facts.link else ""
-    lines.append(f"Cause: {facts.cause} Fix: {facts.fix}{upstream}\n")
+    upstream = f" Upstream: {case.link}" if case.link else ""
+    lines.append(f"Cause: {case.why} Fix: {case.fix}{upstream}\n")
     return "\n".join(lines)
 
 
@@ -171,10 +183,11 @@ def _controls(controls: list[Entry], kept: Mapping[str, Mapping[str, Any]]) -> s
     lines = ["| | control | like | why it is right | " + " | ".join(kept) + " |"]
     lines.append("| --- " * (4 + len(kept)) + "|")
     for entry in controls:
-        facts: Control = entry.facts
         answers = " | ".join(_answer(rows.get(entry.name)) for rows in kept.values())
         source = f"[{entry.title}](../../tests/gallery/controls/{entry.name}.py)"
-        lines.append(f"| {entry.number} | {source} | {facts.like or ''} | {facts.why} | {answers} |")
+        lines.append(
+            f"| {entry.number} | {source} | {entry.case.like or ''} | {entry.case.why} | {answers} |"
+        )
     return "\n".join(lines) + "\n"
 
 

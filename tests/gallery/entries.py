@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pkgutil
@@ -11,9 +12,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
-from tests.gallery.facts import Control, Defect
+from tests.gallery.case import Case
 
 _ROOT = Path(__file__).parent
 DEFECTS, CONTROLS = (
@@ -29,7 +29,7 @@ class Entry:
 
     Fields:
         name: file name without its ending; its digits are the number.
-        module: what `make`, `batch`, `variant` and `FACTS` stand in.
+        module: what `CASE` stands in.
     """
 
     name: str
@@ -46,25 +46,35 @@ class Entry:
         return inspect.getdoc(self.module) or ""
 
     @property
-    def facts(self) -> Any:
-        """What the entry says of itself: a `Defect` or a `Control`."""
-        facts: Defect | Control = self.module.FACTS
-        return facts
+    def case(self) -> Case:
+        """What the entry is, and what is right to say of it."""
+        case: Case = self.module.CASE
+        return case
 
     @property
     def needed(self) -> str:
         """What this machine lacks to run it; empty for nothing."""
-        if self.facts.needs == "compiler" and not any(map(shutil.which, ("g++", "clang++"))):
+        if self.case.needs == "compiler" and not any(map(shutil.which, ("g++", "clang++"))):
             return "a C++ compiler"
         return ""
 
     @property
     def code(self) -> str:
-        """The module without its docstring, imports and facts."""
-        lines = inspect.getsource(self.module).splitlines()
-        start = next(index for index, line in enumerate(lines) if line.startswith("FACTS"))
-        end = start if lines[start].endswith(")") else lines.index(")", start)
-        return "\n".join(lines[end + 1 :]).strip()
+        """What the case runs: the module without its docstring, its imports and what it says of itself."""
+        source = inspect.getsource(self.module)
+        _, *statements, case = ast.parse(source).body
+        own = [each for each in statements if not isinstance(each, ast.Import | ast.ImportFrom)]
+        start = min(each.lineno - len(getattr(each, "decorator_list", ())) for each in own)
+        lines = "\n".join(source.splitlines()[start - 1 : case.lineno - 1]).strip()
+        assert isinstance(case, ast.Assign)
+        assert isinstance(case.value, ast.Call)
+        given = {
+            each.arg: ast.get_source_segment(source, each.value)
+            for each in case.value.keywords
+            if each.arg in {"batch", "variant"}
+        }
+        runs = [f"{name} = {value}" for name, value in given.items() if name != value]
+        return "\n".join([lines, "", "", *runs]).strip()
 
 
 def load(name: str) -> Entry | str:

@@ -8,7 +8,6 @@ import re
 import pytest
 
 from tests.gallery.entries import CONTROLS, DEFECTS, Entry, load, loaded
-from tests.gallery.facts import Control, Defect
 from tests.gallery.rows import rows_of
 from tests.gallery.side_by_side import Truth, side_by_side
 
@@ -25,27 +24,27 @@ def _entry(name: str) -> Entry:
 
 
 def _truth(entry: Entry) -> Truth:
-    weighs = entry.facts.needs not in _COMPILING
-    module = entry.module
-    return side_by_side(module.make, module.batch, module.variant, weighs=weighs)
+    case = entry.case
+    assert not isinstance(case.variant, tuple)
+    return side_by_side(case.make, case.batch, case.variant, weighs=case.needs not in _COMPILING)
 
 
 @pytest.mark.parametrize("name", rows_of(DEFECTS))
 def test_a_defect_is_real_and_silent(name: str) -> None:
     entry = _entry(name)
-    facts: Defect = entry.facts
-    truth = _truth(entry)
-    assert set(truth.parts) == set(facts.parts)
+    evidence, truth = entry.case.evidence, _truth(entry)
+    assert evidence is not None
+    assert set(truth.parts) == set(evidence.parts)
     assert not truth.raises[1], "nothing is silent about it"
-    assert bool(truth.raises[0]) is ("hides_error" in facts.parts)
-    if facts.gradients is not None:
-        assert truth.gradients == facts.gradients or math.isclose(
-            truth.gradients, facts.gradients, rel_tol=0.1
+    assert bool(truth.raises[0]) is ("hides_error" in evidence.parts)
+    if evidence.gradients is not None:
+        assert truth.gradients == evidence.gradients or math.isclose(
+            truth.gradients, evidence.gradients, rel_tol=0.1
         )
-    if facts.torch_says:
-        assert truth.warns == facts.torch_says
-    if facts.verdict == "inert":
-        assert (truth.saved_bytes[1] < truth.saved_bytes[0]) is facts.saves
+    if evidence.torch_says:
+        assert truth.warns == evidence.torch_says
+    if entry.case.verdict == "inert":
+        assert (truth.saved_bytes[1] < truth.saved_bytes[0]) is evidence.saves
 
 
 @pytest.mark.parametrize("name", rows_of(CONTROLS))
@@ -65,10 +64,9 @@ def test_entries_are_numbered_titled_and_short() -> None:
 
 
 def test_links_are_of_threads() -> None:
-    facts: list[Defect] = [each.facts for each in loaded(DEFECTS)]
-    assert [each.link for each in facts if not _LINK.fullmatch(each.link)] == []
+    assert [each.case.link for each in loaded(DEFECTS) if not _LINK.fullmatch(each.case.link)] == []
 
 
 def test_a_control_names_the_defect_that_it_looks_like() -> None:
-    controls: list[Control] = [each.facts for each in loaded(CONTROLS)]
-    assert {each.like for each in controls} <= {0, *(int(name[1:3]) for name in DEFECTS)}
+    numbers = {int(name[1:3]) for name in DEFECTS}
+    assert {each.case.like for each in loaded(CONTROLS)} <= {0, *numbers}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from torch import nn
 
 from docs.tools.gallery import PAGE, measured, page
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence, Verdict
 
 
 def test_the_page_is_current() -> None:
@@ -14,7 +17,7 @@ def test_the_page_is_current() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "told"),
+    ("shown", "told"),
     [
         pytest.param(
             {"parts": ("gradients", "buffers"), "gradients": 1.18},
@@ -32,11 +35,13 @@ def test_the_page_is_current() -> None:
             id="a hidden error",
         ),
         pytest.param(
-            {"parts": (), "verdict": "inert"},
+            {"parts": ()},
             "losses and gradients are equal, and nothing that was asked for happens",
             id="a knob without effect",
         ),
     ],
 )
-def test_what_was_measured_is_told(facts: dict[str, object], told: str) -> None:
-    assert measured(Defect(cause="", fix="", **facts)) == told  # type: ignore[arg-type]
+def test_what_was_measured_is_told(shown: dict[str, Any], told: str) -> None:
+    verdict: Verdict = "differs" if shown.get("parts", True) else "inert"
+    case = Case(make=nn.Linear, variant=(), verdict=verdict, evidence=Evidence(**shown))
+    assert measured(case) == told

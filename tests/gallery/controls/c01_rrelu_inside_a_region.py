@@ -6,10 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tests.gallery.facts import Control
+from tests.gallery.case import Case
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Control(like=1, why="Another saved tensor follows, so recomputation runs RReLU to its end.")
 
 
 class Noisy(Dense):
@@ -21,5 +19,10 @@ def make() -> nn.Module:
     return Blocks(Noisy(), Noisy())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    like=1,
+    why="Another saved tensor follows, so recomputation runs RReLU to its end.",
+)

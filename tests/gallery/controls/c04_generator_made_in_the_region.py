@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Control
+from tests.gallery.case import Case
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Control(like=4, why="Every call makes the generator anew, so recomputation draws the same mask.")
 
 
 class Masked(Dense):
@@ -23,5 +21,10 @@ def make() -> nn.Module:
     return Blocks(Masked(), Masked())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    like=4,
+    why="Every call makes the generator anew, so recomputation draws the same mask.",
+)

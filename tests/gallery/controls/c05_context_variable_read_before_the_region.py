@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Control
+from tests.gallery.case import Case
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
 
-FACTS = Control(like=5, why="The region gets its value as an argument.")
 SCALE = ContextVar("scale", default=1.0)
 
 
@@ -33,5 +32,10 @@ def make() -> nn.Module:
     return Contextual(Scaled(), Scaled())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    like=5,
+    why="The region gets its value as an argument.",
+)

@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Control
+from tests.gallery.case import Case
 from tests.gallery.parts import Blocks, checkpointed, linear, rows
-
-FACTS = Control(like=6, why="Forward and recomputation find the same adapter.")
 
 
 class Adapted(nn.Module):
@@ -26,5 +24,10 @@ def make() -> nn.Module:
     return Blocks(Adapted(), Adapted())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    like=6,
+    why="Forward and recomputation find the same adapter.",
+)

@@ -10,10 +10,8 @@ from torch import nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from tests.gallery.facts import Control
+from tests.gallery.case import Case
 from tests.gallery.parts import Blocks, Dense, rows
-
-FACTS = Control(like=7, why="Recomputation swaps the same weights in again.")
 
 
 class Stateless(Blocks):
@@ -35,4 +33,10 @@ def variant(model: Any) -> Any:
     return model
 
 
-batch = rows()
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=variant,
+    like=7,
+    why="Recomputation swaps the same weights in again.",
+)

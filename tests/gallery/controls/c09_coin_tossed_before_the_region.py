@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Control
+from tests.gallery.case import Case
 from tests.gallery.parts import Blocks, checkpointed, linear, rows
-
-FACTS = Control(like=3, why="The region gets the choice as an argument.")
 
 
 class Coin(nn.Module):
@@ -34,5 +32,10 @@ def make() -> nn.Module:
     return Tossed(Coin(), Coin(), Coin())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    like=3,
+    why="The region gets the choice as an argument.",
+)

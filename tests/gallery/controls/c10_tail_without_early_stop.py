@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Control
+from tests.gallery.case import Case
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Control(like=10, why="early_stop=False: recomputation runs the tail, too.")
 
 
 class Scoped(Dense):
@@ -28,5 +26,10 @@ def make() -> nn.Module:
     return Blocks(Scoped(), Scoped())
 
 
-batch = rows()
-variant = partial(checkpointed, early_stop=False)
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=partial(checkpointed, early_stop=False),
+    like=10,
+    why="early_stop=False: recomputation runs the tail, too.",
+)

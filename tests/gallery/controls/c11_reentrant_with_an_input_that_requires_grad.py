@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Control
+from tests.gallery.case import Case
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Control(like=18, why="Autograd enters every region by its input.")
 
 
 class Rooted(Blocks):
@@ -23,5 +21,10 @@ def make() -> nn.Module:
     return Rooted(Dense(), Dense())
 
 
-batch = rows()
-variant = partial(checkpointed, use_reentrant=True)
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=partial(checkpointed, use_reentrant=True),
+    like=18,
+    why="Autograd enters every region by its input.",
+)

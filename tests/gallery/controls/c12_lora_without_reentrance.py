@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Control
+from tests.gallery.case import Case
 from tests.gallery.parts import WIDTH, Blocks, Dense, checkpointed
-
-FACTS = Control(like=48, why="Regions are connected by their outputs, which require gradients.")
 
 
 class LowRank(Dense):
@@ -36,5 +34,10 @@ def make() -> nn.Module:
     return Embedded(LowRank(), LowRank())
 
 
-batch = (torch.arange(12).view(3, 4),)
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=(torch.arange(12).view(3, 4),),
+    variant=checkpointed,
+    like=48,
+    why="Regions are connected by their outputs, which require gradients.",
+)

@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Control
+from tests.gallery.case import Case
 from tests.gallery.parts import WIDTH, Blocks, Dense, checkpointed, rows
-
-FACTS = Control(like=23, why="Each region keeps the average that it was given.")
 
 
 class Averaging(Dense):
@@ -34,5 +32,10 @@ def make() -> nn.Module:
     return Averages(Averaging(), Averaging())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    like=23,
+    why="Each region keeps the average that it was given.",
+)

@@ -8,10 +8,8 @@ import torch
 from torch import nn
 
 from strategies.ac.selective_op import SelectiveOp
-from tests.gallery.facts import Control
+from tests.gallery.case import Case
 from tests.gallery.parts import Blocks, Dense, rows
-
-FACTS = Control(like=31, why="The group matmul has addmm.")
 
 
 class Longer(Dense):
@@ -23,5 +21,10 @@ def make() -> nn.Module:
     return Blocks(Longer(), Longer())
 
 
-batch = rows()
-variant = SelectiveOp(layers_fqn="blocks", save_ops=("matmul",))
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=SelectiveOp(layers_fqn="blocks", save_ops=("matmul",)),
+    like=31,
+    why="The group matmul has addmm.",
+)

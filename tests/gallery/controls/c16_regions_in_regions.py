@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from tests.gallery.facts import Control
+from tests.gallery.case import Case
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Control(like=0, why="What is recomputed twice is the same twice.")
 
 
 def make() -> nn.Module:
@@ -20,4 +18,10 @@ def variant(model: nn.Module) -> nn.Module:
     return checkpointed(model)
 
 
-batch = rows()
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=variant,
+    like=0,
+    why="What is recomputed twice is the same twice.",
+)

@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Control
+from tests.gallery.case import Case
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Control(like=0, why="Non-reentrant regions can be differentiated again.")
 
 
 class Longer(Dense):
@@ -29,5 +27,10 @@ def make() -> nn.Module:
     return Penalised(Longer(), Longer())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    like=0,
+    why="Non-reentrant regions can be differentiated again.",
+)

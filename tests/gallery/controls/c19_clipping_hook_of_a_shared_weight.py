@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from tests.gallery.facts import Control
+from tests.gallery.case import Case
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Control(like=57, why="Non-reentrant regions have one backward, so the hook sees the sum.")
 
 
 def make() -> nn.Module:
@@ -17,5 +15,10 @@ def make() -> nn.Module:
     return model
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    like=57,
+    why="Non-reentrant regions have one backward, so the hook sees the sum.",
+)

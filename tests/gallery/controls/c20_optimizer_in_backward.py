@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Control
+from tests.gallery.case import Case
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Control(like=56, why="A region's weights step after its recomputation.")
 
 
 def step(weight: Any) -> None:
@@ -25,5 +23,10 @@ def make() -> nn.Module:
     return model
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    like=56,
+    why="A region's weights step after its recomputation.",
+)

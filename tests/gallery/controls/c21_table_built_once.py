@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Control
+from tests.gallery.case import Case
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Control(like=8, why="The table follows from the number of rows only.")
 
 
 class Tabled(Dense):
@@ -28,5 +26,10 @@ def make() -> nn.Module:
     return Blocks(Tabled(), Tabled())
 
 
-batch = [rows(6), rows(12)]
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=[rows(6), rows(12)],
+    variant=checkpointed,
+    like=8,
+    why="The table follows from the number of rows only.",
+)

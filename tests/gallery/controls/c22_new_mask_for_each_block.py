@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Control
+from tests.gallery.case import Case
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Control(like=44, why="No mask changes after its region has run.")
 
 
 class Masked(Dense):
@@ -30,5 +28,10 @@ def make() -> nn.Module:
     return Sliding(Masked(), Masked(), Masked())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    like=44,
+    why="No mask changes after its region has run.",
+)

@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Control
+from tests.gallery.case import Case
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Control(like=49, why="What a region returns is part of the graph.")
 
 
 class Gated(Dense):
@@ -33,5 +31,10 @@ def make() -> nn.Module:
     return Summing(Gated(), Gated())
 
 
-batch = rows()
-variant = partial(checkpointed, use_reentrant=True)
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=partial(checkpointed, use_reentrant=True),
+    like=49,
+    why="What a region returns is part of the graph.",
+)

@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from tests.gallery.facts import Control
+from tests.gallery.case import Case
 from tests.gallery.parts import WIDTH
-
-FACTS = Control(like=61, needs="transformers", why="It saves the RNG state unless told otherwise.")
 
 
 def make() -> Any:
@@ -24,4 +22,13 @@ def variant(model: Any) -> Any:
 
 
 tokens = torch.arange(16).view(2, 8)
-batch = {"input_ids": tokens, "labels": tokens}
+
+
+CASE = Case(
+    make=make,
+    batch={"input_ids": tokens, "labels": tokens},
+    variant=variant,
+    like=61,
+    why="It saves the RNG state unless told otherwise.",
+    needs="transformers",
+)

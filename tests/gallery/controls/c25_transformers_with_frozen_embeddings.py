@@ -8,10 +8,8 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from tests.gallery.facts import Control
+from tests.gallery.case import Case
 from tests.gallery.parts import WIDTH
-
-FACTS = Control(like=48, needs="transformers", why="Version 5 lets embedding outputs require gradients.")
 
 
 def make() -> Any:
@@ -29,4 +27,13 @@ def variant(model: Any) -> Any:
 
 
 tokens = torch.arange(16).view(2, 8)
-batch = {"input_ids": tokens, "labels": tokens}
+
+
+CASE = Case(
+    make=make,
+    batch={"input_ids": tokens, "labels": tokens},
+    variant=variant,
+    like=48,
+    why="Version 5 lets embedding outputs require gradients.",
+    needs="transformers",
+)

@@ -6,10 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from tests.gallery.facts import Control
+from tests.gallery.case import Case
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Control(like=32, why="The hook is outside of the region, and recomputation does not call it.")
 
 
 def count(module: Any, *_: Any) -> None:
@@ -23,5 +21,10 @@ def make() -> nn.Module:
     return Blocks(block, Dense())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    like=32,
+    why="The hook is outside of the region, and recomputation does not call it.",
+)

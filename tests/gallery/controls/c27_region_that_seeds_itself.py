@@ -8,10 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tests.gallery.facts import Control
+from tests.gallery.case import Case
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Control(like=11, why="Recomputation seeds again, and the generator is put back after it.")
 
 
 class Seeded(Dense):
@@ -24,5 +22,10 @@ def make() -> nn.Module:
     return Blocks(Seeded(), Seeded())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    like=11,
+    why="Recomputation seeds again, and the generator is put back after it.",
+)

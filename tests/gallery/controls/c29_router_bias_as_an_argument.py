@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Control
+from tests.gallery.case import Case
 from tests.gallery.parts import WIDTH, Blocks, checkpointed, rows
-
-FACTS = Control(like=13, why="Forward and recomputation route by the same bias, whatever is in flight.")
 
 
 class Balanced(nn.Module):
@@ -38,5 +36,10 @@ def make() -> nn.Module:
     return Balancing(Balanced())
 
 
-batch = [rows(12), rows(24)]
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=[rows(12), rows(24)],
+    variant=checkpointed,
+    like=13,
+    why="Forward and recomputation route by the same bias, whatever is in flight.",
+)

@@ -9,10 +9,8 @@ import torch
 from torch import nn
 from torch.autograd import Function
 
-from tests.gallery.facts import Control
+from tests.gallery.case import Case
 from tests.gallery.parts import Blocks, Dense, rows
-
-FACTS = Control(like=52, why="There is nothing to draw, no autocast, and backward reaches the parameters.")
 
 
 class Recompute(Function):
@@ -45,4 +43,10 @@ def variant(model: nn.Module) -> nn.Module:
     return model
 
 
-batch = rows()
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=variant,
+    like=52,
+    why="There is nothing to draw, no autocast, and backward reaches the parameters.",
+)

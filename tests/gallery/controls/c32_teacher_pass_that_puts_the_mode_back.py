@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Control
+from tests.gallery.case import Case
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Control(like=58, why="Recomputation finds the mode of forward.")
 
 
 class Distilled(Blocks):
@@ -26,5 +24,10 @@ def make() -> nn.Module:
     return Distilled(*(nn.Sequential(Dense(), nn.Dropout(0.5)) for _ in range(2)))
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    like=58,
+    why="Recomputation finds the mode of forward.",
+)

@@ -8,10 +8,8 @@ import torch
 from torch import nn
 
 from strategies.ac.selective_op import SelectiveOp
-from tests.gallery.facts import Control
+from tests.gallery.case import Case
 from tests.gallery.parts import Blocks, linear, rows
-
-FACTS = Control(like=67, why="It asks for writes to the storage, and computes again what is written.")
 
 
 class Product(nn.Module):
@@ -27,5 +25,10 @@ def make() -> nn.Module:
     return Blocks(Product(), Product())
 
 
-batch = rows()
-variant = SelectiveOp(layers_fqn="blocks", save_ops=("aten.mm.default", "aten.sin.default"))
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=SelectiveOp(layers_fqn="blocks", save_ops=("aten.mm.default", "aten.sin.default")),
+    like=67,
+    why="It asks for writes to the storage, and computes again what is written.",
+)

@@ -6,15 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, checkpointed, linear, rows
-
-FACTS = Defect(
-    gradients=None,
-    link="https://github.com/pytorch/pytorch/issues/193671",
-    cause="RReLU saves its noise before the kernel fills it, and recomputation stops at that moment.",
-    fix="End the region with another operator, or use early_stop=False.",
-)
 
 
 class Noisy(nn.Module):
@@ -30,5 +23,14 @@ def make() -> nn.Module:
     return Blocks(Noisy(), Noisy())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    verdict="differs",
+    evidence=Evidence(gradients=None),
+    names=("blocks",),
+    link="https://github.com/pytorch/pytorch/issues/193671",
+    why="RReLU saves its noise before the kernel fills it, and recomputation stops at that moment.",
+    fix="End the region with another operator, or use early_stop=False.",
+)

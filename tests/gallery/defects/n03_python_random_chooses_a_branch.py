@@ -8,15 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, checkpointed, linear, rows
-
-FACTS = Defect(
-    parts=("gradients", "rng_state"),
-    gradients=1.7,
-    cause="torch.utils.checkpoint puts back torch's generators, not those of Python's random.",
-    fix="Draw before the region and pass the choice to it.",
-)
 
 
 class Coin(nn.Module):
@@ -32,5 +25,13 @@ def make() -> nn.Module:
     return Blocks(Coin(), Coin(), Coin())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    verdict="differs",
+    evidence=Evidence(parts=("gradients", "rng_state"), gradients=1.7),
+    names=("blocks",),
+    why="torch.utils.checkpoint puts back torch's generators, not those of Python's random.",
+    fix="Draw before the region and pass the choice to it.",
+)

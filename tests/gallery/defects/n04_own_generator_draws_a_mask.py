@@ -7,16 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, checkpointed, linear, rows
-
-FACTS = Defect(
-    parts=("gradients", "state"),
-    gradients=0.9,
-    names=("generator", "blocks"),
-    cause="preserve_rng_state covers the default generators only.",
-    fix="Draw the mask before the region, or save and restore the generator's state in the region.",
-)
 
 
 class Masked(nn.Module):
@@ -32,5 +24,13 @@ def make() -> nn.Module:
     return Blocks(Masked())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    verdict="differs",
+    evidence=Evidence(parts=("gradients", "state"), gradients=0.9),
+    names=("generator", "blocks"),
+    why="preserve_rng_state covers the default generators only.",
+    fix="Draw the mask before the region, or save and restore the generator's state in the region.",
+)

@@ -8,15 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
 
-FACTS = Defect(
-    gradients=2.0,
-    link="https://github.com/adapter-hub/adapters/issues/732",
-    cause="Backward runs after the context has ended, so recomputation reads the default.",
-    fix="Read the variable before the region and pass its value, or set it with context_fn.",
-)
 SCALE = ContextVar("scale", default=1.0)
 
 
@@ -37,5 +31,14 @@ def make() -> nn.Module:
     return Contextual(Scaled(), Scaled())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    verdict="differs",
+    evidence=Evidence(gradients=2.0),
+    names=("blocks",),
+    link="https://github.com/adapter-hub/adapters/issues/732",
+    why="Backward runs after the context has ended, so recomputation reads the default.",
+    fix="Read the variable before the region and pass its value, or set it with context_fn.",
+)

@@ -7,16 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, checkpointed, linear, rows
-
-FACTS = Defect(
-    gradients=0.44,
-    names=("active", "second", "first"),
-    link="https://github.com/huggingface/peft/issues/2832",
-    cause="Recomputation runs the adapter that is active in backward, and gradients are made of its values.",
-    fix="Switch inside of the region, or switch back after backward.",
-)
 
 
 class Adapted(nn.Module):
@@ -40,5 +32,14 @@ def make() -> nn.Module:
     return Switching(Adapted())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    verdict="differs",
+    evidence=Evidence(gradients=0.44),
+    names=("active", "second", "first"),
+    link="https://github.com/huggingface/peft/issues/2832",
+    why="Recomputation runs the adapter that is active in backward, and gradients are made of its values.",
+    fix="Switch inside of the region, or switch back after backward.",
+)

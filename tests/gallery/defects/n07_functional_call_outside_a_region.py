@@ -8,14 +8,8 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Defect(
-    gradients=0.56,
-    cause="functional_call puts the module's own weights back before backward recomputes with them.",
-    fix="Call functional_call inside of the region, with the weights as its inputs.",
-)
 
 
 class Stateless(nn.Module):
@@ -37,4 +31,13 @@ def variant(model: nn.Module) -> nn.Module:
     return model
 
 
-batch = rows()
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=variant,
+    verdict="differs",
+    evidence=Evidence(gradients=0.56),
+    names=("blocks",),
+    why="functional_call puts the module's own weights back before backward recomputes with them.",
+    fix="Call functional_call inside of the region, with the weights as its inputs.",
+)

@@ -7,15 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Defect(
-    gradients=0.074,
-    names=("base", "blocks"),
-    cause="Two micro-batches are in flight, and the base that the second one grows is the first one's, too.",
-    fix="Compute the base from the input of the region, and keep nothing on the module.",
-)
 
 
 class Stretching(Dense):
@@ -31,5 +24,13 @@ def make() -> nn.Module:
     return Blocks(Stretching(), Stretching())
 
 
-batch = [rows(6), rows(12)]
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=[rows(6), rows(12)],
+    variant=checkpointed,
+    verdict="differs",
+    evidence=Evidence(gradients=0.074),
+    names=("base", "blocks"),
+    why="Two micro-batches are in flight, and the base that the second one grows is the first one's, too.",
+    fix="Compute the base from the input of the region, and keep nothing on the module.",
+)

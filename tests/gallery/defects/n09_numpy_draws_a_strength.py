@@ -8,15 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Defect(
-    parts=("gradients", "rng_state"),
-    gradients=1.1,
-    cause="torch.utils.checkpoint puts back torch's generators, not NumPy's.",
-    fix="Draw with torch, or draw before the region and pass the number to it.",
-)
 
 
 class Augmented(Dense):
@@ -28,5 +21,13 @@ def make() -> nn.Module:
     return Blocks(Augmented(), Augmented())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    verdict="differs",
+    evidence=Evidence(parts=("gradients", "rng_state"), gradients=1.1),
+    names=("blocks",),
+    why="torch.utils.checkpoint puts back torch's generators, not NumPy's.",
+    fix="Draw with torch, or draw before the region and pass the number to it.",
+)

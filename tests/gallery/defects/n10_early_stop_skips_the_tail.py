@@ -7,16 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Defect(
-    parts=("state",),
-    names=("scale", "blocks"),
-    link="https://github.com/pytorch/torchtitan/issues/1467",
-    cause="Recomputation ends once the last saved tensor is there, so code behind it does not run.",
-    fix="Change nothing on the module in a region, or checkpoint with early_stop=False.",
-)
 
 
 class Scoped(Dense):
@@ -33,5 +25,14 @@ def make() -> nn.Module:
     return Blocks(Scoped())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    verdict="differs",
+    evidence=Evidence(parts=("state",)),
+    names=("scale", "blocks"),
+    link="https://github.com/pytorch/torchtitan/issues/1467",
+    why="Recomputation ends once the last saved tensor is there, so code behind it does not run.",
+    fix="Change nothing on the module in a region, or checkpoint with early_stop=False.",
+)

@@ -7,16 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import WIDTH, Blocks, checkpointed, rows
-
-FACTS = Defect(
-    parts=("gradients", "buffers"),
-    gradients=1.3,
-    names=("bias", "blocks"),
-    cause="The router adds to its bias in forward, so recomputation sends rows to other experts.",
-    fix="Update the bias after the step, outside of forward.",
-)
 
 
 class Balanced(nn.Module):
@@ -36,5 +28,13 @@ def make() -> nn.Module:
     return Blocks(Balanced())
 
 
-batch = rows(24)
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(24),
+    variant=checkpointed,
+    verdict="differs",
+    evidence=Evidence(parts=("gradients", "buffers"), gradients=1.3),
+    names=("bias", "blocks"),
+    why="The router adds to its bias in forward, so recomputation sends rows to other experts.",
+    fix="Update the bias after the step, outside of forward.",
+)

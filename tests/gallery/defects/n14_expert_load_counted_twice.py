@@ -7,16 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import WIDTH, Blocks, checkpointed, rows
-
-FACTS = Defect(
-    parts=("buffers",),
-    names=("load", "blocks"),
-    link="https://github.com/NVIDIA-NeMo/Automodel/pull/3247",
-    cause="The counter is a buffer that forward adds to, and recomputation is a forward.",
-    fix="Count in a forward hook of the checkpointed module, or put the buffer back.",
-)
 
 
 class Counted(nn.Module):
@@ -36,5 +28,14 @@ def make() -> nn.Module:
     return Blocks(Counted(), Counted())
 
 
-batch = rows(24)
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(24),
+    variant=checkpointed,
+    verdict="differs",
+    evidence=Evidence(parts=("buffers",)),
+    names=("load", "blocks"),
+    link="https://github.com/NVIDIA-NeMo/Automodel/pull/3247",
+    why="The counter is a buffer that forward adds to, and recomputation is a forward.",
+    fix="Count in a forward hook of the checkpointed module, or put the buffer back.",
+)

@@ -7,16 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Defect(
-    parts=("state",),
-    names=("logged", "blocks"),
-    link="https://github.com/NVIDIA/Megatron-LM/issues/1514",
-    cause="The region appends to a list, and recomputation appends again.",
-    fix="Return the loss from the region and append outside of it.",
-)
 
 
 class Logging(Dense):
@@ -34,5 +26,14 @@ def make() -> nn.Module:
     return Blocks(Logging(), Logging())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    verdict="differs",
+    evidence=Evidence(parts=("state",)),
+    names=("logged", "blocks"),
+    link="https://github.com/NVIDIA/Megatron-LM/issues/1514",
+    why="The region appends to a list, and recomputation appends again.",
+    fix="Return the loss from the region and append outside of it.",
+)

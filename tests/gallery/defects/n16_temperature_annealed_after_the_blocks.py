@@ -7,15 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Defect(
-    gradients=0.65,
-    names=("temperature", "blocks"),
-    cause="Recomputation reads the temperature of the next step.",
-    fix="Anneal after backward, or pass the temperature to the region.",
-)
 
 
 class Tempered(Dense):
@@ -37,5 +30,13 @@ def make() -> nn.Module:
     return Annealed(Tempered(), Tempered())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    verdict="differs",
+    evidence=Evidence(gradients=0.65),
+    names=("temperature", "blocks"),
+    why="Recomputation reads the temperature of the next step.",
+    fix="Anneal after backward, or pass the temperature to the region.",
+)

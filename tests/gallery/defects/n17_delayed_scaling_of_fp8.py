@@ -7,16 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Defect(
-    gradients=1.0,
-    names=("amax", "blocks"),
-    link="https://github.com/NVIDIA/TransformerEngine/issues/1254",
-    cause="The region updates the scale that it reads.",
-    fix="Update the scale after the step, or put it back for recomputation.",
-)
 
 
 class Delayed(Dense):
@@ -35,5 +27,14 @@ def make() -> nn.Module:
     return Blocks(Delayed())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    verdict="differs",
+    evidence=Evidence(gradients=1.0),
+    names=("amax", "blocks"),
+    link="https://github.com/NVIDIA/TransformerEngine/issues/1254",
+    why="The region updates the scale that it reads.",
+    fix="Update the scale after the step, or put it back for recomputation.",
+)

@@ -9,16 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Defect(
-    gradients=float("inf"),
-    link="https://github.com/pytorch/pytorch/issues/124725",
-    names=("first", "blocks"),
-    cause="Reentrant checkpointing connects tensors that are outputs, not tensors in an object.",
-    fix="Use use_reentrant=False, or return a tuple.",
-)
 
 
 @dataclass
@@ -40,5 +32,14 @@ def make() -> nn.Module:
     return Boxes(Boxed())
 
 
-batch = rows()
-variant = partial(checkpointed, use_reentrant=True)
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=partial(checkpointed, use_reentrant=True),
+    verdict="differs",
+    evidence=Evidence(gradients=float("inf")),
+    names=("first", "blocks"),
+    link="https://github.com/pytorch/pytorch/issues/124725",
+    why="Reentrant checkpointing connects tensors that are outputs, not tensors in an object.",
+    fix="Use use_reentrant=False, or return a tuple.",
+)

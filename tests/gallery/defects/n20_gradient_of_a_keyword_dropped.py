@@ -9,16 +9,8 @@ import torch
 from torch import nn
 from torch.autograd import Function
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, rows
-
-FACTS = Defect(
-    gradients=float("inf"),
-    names=("memory", "source", "blocks"),
-    link="https://github.com/NVIDIA/Megatron-LM/pull/4766",
-    cause="An autograd Function differentiates positional tensors only; others are constants to it.",
-    fix="Pass every tensor by position, or use torch.utils.checkpoint.",
-)
 
 
 class Recompute(Function):
@@ -57,4 +49,14 @@ def variant(model: nn.Module) -> nn.Module:
     return model
 
 
-batch = rows()
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=variant,
+    verdict="differs",
+    evidence=Evidence(gradients=float("inf")),
+    names=("memory", "source", "blocks"),
+    link="https://github.com/NVIDIA/Megatron-LM/pull/4766",
+    why="An autograd Function differentiates positional tensors only; others are constants to it.",
+    fix="Pass every tensor by position, or use torch.utils.checkpoint.",
+)

@@ -7,15 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Defect(
-    parts=("hides_error",),
-    names=("Exp",),
-    cause="exp saves its output and mul_ changes it; recomputation records the changed tensor as a new one.",
-    fix="Write y = y * 2: without checkpointing autograd refuses the program.",
-)
 
 
 class InPlace(Dense):
@@ -29,5 +22,13 @@ def make() -> nn.Module:
     return Blocks(InPlace())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    verdict="differs",
+    evidence=Evidence(parts=("hides_error",)),
+    names=("Exp",),
+    why="exp saves its output and mul_ changes it; recomputation records the changed tensor as a new one.",
+    fix="Write y = y * 2: without checkpointing autograd refuses the program.",
+)

@@ -8,15 +8,8 @@ import torch
 from torch import nn
 from torch.autograd.graph import save_on_cpu
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, rows
-
-FACTS = Defect(
-    parts=("hides_error",),
-    names=("Exp",),
-    cause="On one memory the copy to the host is the tensor itself, and hooks skip the version check.",
-    fix="Write y = y * 2, and offload on a device with memory of its own only.",
-)
 
 
 class Shifted(Dense):
@@ -41,4 +34,13 @@ def variant(model: nn.Module) -> nn.Module:
     return model
 
 
-batch = rows()
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=variant,
+    verdict="differs",
+    evidence=Evidence(parts=("hides_error",)),
+    names=("Exp",),
+    why="On one memory the copy to the host is the tensor itself, and hooks skip the version check.",
+    fix="Write y = y * 2, and offload on a device with memory of its own only.",
+)

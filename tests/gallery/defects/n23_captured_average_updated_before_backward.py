@@ -7,15 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import WIDTH, Blocks, Dense, checkpointed, rows
-
-FACTS = Defect(
-    parts=("hides_error",),
-    names=("average", "blocks"),
-    cause="Recomputation reads the average of the next step; without checkpointing autograd refuses.",
-    fix="Update the average after backward, or out of place.",
-)
 
 
 class Averaging(Dense):
@@ -38,5 +31,13 @@ def make() -> nn.Module:
     return Averages(Averaging())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    verdict="differs",
+    evidence=Evidence(parts=("hides_error",)),
+    names=("average", "blocks"),
+    why="Recomputation reads the average of the next step; without checkpointing autograd refuses.",
+    fix="Update the average after backward, or out of place.",
+)

@@ -7,15 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Defect(
-    parts=("hides_error",),
-    names=("weight", "blocks"),
-    cause="Recomputation uses the new weights; without checkpointing autograd refuses.",
-    fix="Change weights after backward only.",
-)
 
 
 class Normalising(Blocks):
@@ -31,5 +24,13 @@ def make() -> nn.Module:
     return Normalising(Dense(), Dense())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    verdict="differs",
+    evidence=Evidence(parts=("hides_error",)),
+    names=("weight", "blocks"),
+    why="Recomputation uses the new weights; without checkpointing autograd refuses.",
+    fix="Change weights after backward only.",
+)

@@ -5,16 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
-
-FACTS = Defect(
-    gradients=0.59,
-    needs="compiler",
-    names=("weight", "scale"),
-    link="https://github.com/pytorch/pytorch/pull/197039",
-    cause="The partitioner recomputes a read of an input that forward mutates, without any checkpointing.",
-    fix="Compute with a clone of the buffer, or change it outside of the compiled function.",
-)
+from tests.gallery.case import Case, Evidence
 
 
 class Mutating(nn.Module):
@@ -39,4 +30,15 @@ def variant(model: nn.Module) -> nn.Module:
     return model
 
 
-batch = (torch.ones(64, dtype=torch.double),)
+CASE = Case(
+    make=make,
+    batch=(torch.ones(64, dtype=torch.double),),
+    variant=variant,
+    verdict="differs",
+    evidence=Evidence(gradients=0.59),
+    names=("weight", "scale"),
+    needs="compiler",
+    link="https://github.com/pytorch/pytorch/pull/197039",
+    why="The partitioner recomputes a read of an input that forward mutates, without any checkpointing.",
+    fix="Compute with a clone of the buffer, or change it outside of the compiled function.",
+)

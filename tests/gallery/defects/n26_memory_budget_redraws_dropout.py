@@ -9,17 +9,7 @@ import torch._functorch.config as functorch
 from torch import nn
 from torch.nn import functional
 
-from tests.gallery.facts import Defect
-
-FACTS = Defect(
-    parts=("gradients", "rng_state"),
-    gradients=1.2,
-    needs="dynamo",
-    names=("weight",),
-    link="https://github.com/pytorch/pytorch/issues/190758",
-    cause="The partitioner recomputes the mask in backward without its RNG state.",
-    fix="Use a budget of 1.0 for graphs with dropout.",
-)
+from tests.gallery.case import Case, Evidence
 
 
 class Dropping(nn.Module):
@@ -48,4 +38,15 @@ def variant(model: Any) -> Any:
     return model
 
 
-batch = (torch.sin(torch.arange(64.0 * 64)).view(64, 64).double(),)
+CASE = Case(
+    make=make,
+    batch=(torch.sin(torch.arange(64.0 * 64)).view(64, 64).double(),),
+    variant=variant,
+    verdict="differs",
+    evidence=Evidence(parts=("gradients", "rng_state"), gradients=1.2),
+    names=("weight",),
+    needs="dynamo",
+    link="https://github.com/pytorch/pytorch/issues/190758",
+    why="The partitioner recomputes the mask in backward without its RNG state.",
+    fix="Use a budget of 1.0 for graphs with dropout.",
+)

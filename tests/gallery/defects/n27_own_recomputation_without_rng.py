@@ -9,16 +9,8 @@ import torch
 from torch import nn
 from torch.autograd import Function
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, linear, rows
-
-FACTS = Defect(
-    parts=("gradients", "rng_state"),
-    gradients=1.3,
-    link="https://github.com/openai/guided-diffusion/issues/167",
-    cause="The function runs forward again in backward and draws dropout anew.",
-    fix="Use torch.utils.checkpoint, which saves the RNG state.",
-)
 
 
 class Recompute(Function):
@@ -50,4 +42,14 @@ def variant(model: nn.Module) -> nn.Module:
     return model
 
 
-batch = rows()
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=variant,
+    verdict="differs",
+    evidence=Evidence(parts=("gradients", "rng_state"), gradients=1.3),
+    names=("blocks",),
+    link="https://github.com/openai/guided-diffusion/issues/167",
+    why="The function runs forward again in backward and draws dropout anew.",
+    fix="Use torch.utils.checkpoint, which saves the RNG state.",
+)

@@ -8,14 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Defect(
-    parts=("rng_state",),
-    cause="preserve_rng_state=False: noise that is only added has right gradients, but is drawn twice.",
-    fix="Use preserve_rng_state=True wherever a region draws.",
-)
 
 
 class Noisy(Dense):
@@ -28,5 +22,13 @@ def make() -> nn.Module:
     return Blocks(Noisy(), Noisy())
 
 
-batch = rows()
-variant = partial(checkpointed, preserve_rng_state=False)
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=partial(checkpointed, preserve_rng_state=False),
+    verdict="differs",
+    evidence=Evidence(parts=("rng_state",)),
+    names=("blocks",),
+    why="preserve_rng_state=False: noise that is only added has right gradients, but is drawn twice.",
+    fix="Use preserve_rng_state=True wherever a region draws.",
+)

@@ -10,17 +10,8 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, checkpointed, linear, rows
-
-FACTS = Defect(
-    parts=(),
-    verdict="inert",
-    names=("saved", "nothing", "inert"),
-    link="https://github.com/pytorch/pytorch/pull/190581",
-    cause="Selective checkpointing keeps its tensors in a cache of its own, past saved_tensors_hooks.",
-    fix="Offload inside of the region, or respect_saved_tensors_hooks=True from torch 2.14 on.",
-)
 
 
 def make() -> nn.Module:
@@ -39,4 +30,14 @@ def variant(model: nn.Module) -> nn.Module:
     return model
 
 
-batch = rows()
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=variant,
+    verdict="inert",
+    evidence=Evidence(parts=()),
+    names=("saved", "nothing", "inert"),
+    link="https://github.com/pytorch/pytorch/pull/190581",
+    why="Selective checkpointing keeps its tensors in a cache of its own, past saved_tensors_hooks.",
+    fix="Offload inside of the region, or respect_saved_tensors_hooks=True from torch 2.14 on.",
+)

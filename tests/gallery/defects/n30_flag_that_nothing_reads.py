@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, rows
-
-FACTS = Defect(
-    parts=(),
-    verdict="inert",
-    names=("nothing", "inert", "saved"),
-    cause="The attribute exists on the outer module only; blocks look at their own.",
-    fix="Use the model's own method, and check that saved bytes fall.",
-)
 
 
 def make() -> nn.Module:
@@ -25,4 +17,13 @@ def variant(model: nn.Module) -> nn.Module:
     return model
 
 
-batch = rows()
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=variant,
+    verdict="inert",
+    evidence=Evidence(parts=()),
+    names=("nothing", "inert", "saved"),
+    why="The attribute exists on the outer module only; blocks look at their own.",
+    fix="Use the model's own method, and check that saved bytes fall.",
+)

@@ -6,15 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Defect(
-    parts=("state",),
-    names=("calls", "blocks"),
-    cause="Hooks of modules in the region run in forward and in recomputation.",
-    fix="Put the hook on the checkpointed module itself, or skip it in recomputation.",
-)
 
 
 def count(module: Any, *_: Any) -> None:
@@ -28,5 +21,13 @@ def make() -> nn.Module:
     return Blocks(block)
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    verdict="differs",
+    evidence=Evidence(parts=("state",)),
+    names=("calls", "blocks"),
+    why="Hooks of modules in the region run in forward and in recomputation.",
+    fix="Put the hook on the checkpointed module itself, or skip it in recomputation.",
+)

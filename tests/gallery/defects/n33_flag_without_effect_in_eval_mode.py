@@ -8,17 +8,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, rows
-
-FACTS = Defect(
-    parts=(),
-    verdict="inert",
-    names=("nothing", "inert", "saved"),
-    link="https://github.com/huggingface/diffusers/issues/9850",
-    cause="The branch is `if self.training and self.gradient_checkpointing`.",
-    fix="Call model.train() with dropout at 0, or ask for torch.is_grad_enabled() instead.",
-)
 
 
 class Flagged(Dense):
@@ -40,4 +31,14 @@ def variant(model: nn.Module) -> nn.Module:
     return model
 
 
-batch = rows()
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=variant,
+    verdict="inert",
+    evidence=Evidence(parts=()),
+    names=("nothing", "inert", "saved"),
+    link="https://github.com/huggingface/diffusers/issues/9850",
+    why="The branch is `if self.training and self.gradient_checkpointing`.",
+    fix="Call model.train() with dropout at 0, or ask for torch.is_grad_enabled() instead.",
+)

@@ -9,14 +9,8 @@ import torch
 from torch import nn
 from torch.autograd import Function
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, rows
-
-FACTS = Defect(
-    gradients=0.0092,
-    cause="Backward runs outside of autocast, so forward runs again in another precision.",
-    fix="Use torch.utils.checkpoint, or torch.amp.custom_fwd and custom_bwd.",
-)
 
 
 class Recompute(Function):
@@ -54,4 +48,13 @@ def variant(model: nn.Module) -> nn.Module:
     return model
 
 
-batch = rows()
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=variant,
+    verdict="differs",
+    evidence=Evidence(gradients=0.0092),
+    names=("blocks",),
+    why="Backward runs outside of autocast, so forward runs again in another precision.",
+    fix="Use torch.utils.checkpoint, or torch.amp.custom_fwd and custom_bwd.",
+)

@@ -8,16 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Defect(
-    parts=("loss", "gradients"),
-    names=("output",),
-    gradients=0.0045,
-    cause="Reentrant checkpointing runs forward under no_grad, so the block takes its path for inference.",
-    fix="Use use_reentrant=False, or ask self.training.",
-)
 
 
 class Fast(Dense):
@@ -36,5 +28,13 @@ def make() -> nn.Module:
     return Rooted(Fast(), Fast())
 
 
-batch = rows()
-variant = partial(checkpointed, use_reentrant=True)
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=partial(checkpointed, use_reentrant=True),
+    verdict="differs",
+    evidence=Evidence(parts=("loss", "gradients"), gradients=0.0045),
+    names=("output",),
+    why="Reentrant checkpointing runs forward under no_grad, so the block takes its path for inference.",
+    fix="Use use_reentrant=False, or ask self.training.",
+)

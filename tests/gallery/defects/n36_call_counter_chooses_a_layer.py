@@ -7,16 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, checkpointed, linear, rows
-
-FACTS = Defect(
-    parts=("gradients", "state"),
-    gradients=0.27,
-    names=("calls", "blocks"),
-    cause="Recomputation is a call, so it takes the next layer.",
-    fix="Pass the index of the layer to the region.",
-)
 
 
 class Alternating(nn.Module):
@@ -33,5 +25,13 @@ def make() -> nn.Module:
     return Blocks(Alternating())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    verdict="differs",
+    evidence=Evidence(parts=("gradients", "state"), gradients=0.27),
+    names=("calls", "blocks"),
+    why="Recomputation is a call, so it takes the next layer.",
+    fix="Pass the index of the layer to the region.",
+)

@@ -7,16 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import WIDTH, Blocks, Dense, checkpointed, rows
-
-FACTS = Defect(
-    parts=("gradients", "buffers", "state"),
-    gradients=0.74,
-    names=("queue", "end", "blocks"),
-    cause="Recomputation reads a queue that already has this step's keys, and writes them again.",
-    fix="Write to the queue after backward.",
-)
 
 
 class Contrasting(Dense):
@@ -38,5 +30,13 @@ def make() -> nn.Module:
     return Blocks(Contrasting())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    verdict="differs",
+    evidence=Evidence(parts=("gradients", "buffers", "state"), gradients=0.74),
+    names=("queue", "end", "blocks"),
+    why="Recomputation reads a queue that already has this step's keys, and writes them again.",
+    fix="Write to the queue after backward.",
+)

@@ -7,15 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Defect(
-    gradients=0.55,
-    names=("ready", "blocks"),
-    cause="The first call initialises and does not scale; its recomputation is a second call.",
-    fix="Initialise before training, outside of the region.",
-)
 
 
 class Lazy(Dense):
@@ -30,5 +23,13 @@ def make() -> nn.Module:
     return Blocks(Lazy())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    verdict="differs",
+    evidence=Evidence(gradients=0.55),
+    names=("ready", "blocks"),
+    why="The first call initialises and does not scale; its recomputation is a second call.",
+    fix="Initialise before training, outside of the region.",
+)

@@ -7,16 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import WIDTH, Blocks, Dense, checkpointed, rows
-
-FACTS = Defect(
-    parts=("gradients", "buffers"),
-    gradients=0.7,
-    names=("codebook", "blocks"),
-    cause="Recomputation looks rows up in the moved codebook, and moves it again.",
-    fix="Move the codebook after backward, or keep it out of the region.",
-)
 
 
 class Quantised(Dense):
@@ -35,5 +27,13 @@ def make() -> nn.Module:
     return Blocks(Quantised())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    verdict="differs",
+    evidence=Evidence(parts=("gradients", "buffers"), gradients=0.7),
+    names=("codebook", "blocks"),
+    why="Recomputation looks rows up in the moved codebook, and moves it again.",
+    fix="Move the codebook after backward, or keep it out of the region.",
+)

@@ -8,15 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Defect(
-    gradients=0.59,
-    names=("schedule", "blocks"),
-    cause="Recomputation takes the number after it.",
-    fix="Take the number before the region and pass it.",
-)
 
 
 class Scheduled(Dense):
@@ -32,5 +25,13 @@ def make() -> nn.Module:
     return Blocks(Scheduled())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    verdict="differs",
+    evidence=Evidence(gradients=0.59),
+    names=("schedule", "blocks"),
+    why="Recomputation takes the number after it.",
+    fix="Take the number before the region and pass it.",
+)

@@ -7,14 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
 
-FACTS = Defect(
-    gradients=3.2,
-    cause="Recomputation sees the switch as it is in backward.",
-    fix="Pass the switch as an argument, or set it with context_fn.",
-)
 SWITCHES = {"gain": 1.0}
 
 
@@ -35,5 +30,13 @@ def make() -> nn.Module:
     return Switched(Gained(), Gained())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    verdict="differs",
+    evidence=Evidence(gradients=3.2),
+    names=("blocks",),
+    why="Recomputation sees the switch as it is in backward.",
+    fix="Pass the switch as an argument, or set it with context_fn.",
+)

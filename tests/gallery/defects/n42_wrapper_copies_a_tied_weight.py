@@ -7,15 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Defect(
-    gradients=0.84,
-    names=("weight", "head", "blocks"),
-    cause="deepcopy of one block makes a second parameter; head and block each get a part of the gradient.",
-    fix="Wrap the block itself.",
-)
 
 
 def make() -> nn.Module:
@@ -30,4 +23,13 @@ def variant(model: nn.Module) -> nn.Module:
     return checkpointed(model)
 
 
-batch = rows()
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=variant,
+    verdict="differs",
+    evidence=Evidence(gradients=0.84),
+    names=("weight", "head", "blocks"),
+    why="deepcopy of one block makes a second parameter; head and block each get a part of the gradient.",
+    fix="Wrap the block itself.",
+)

@@ -9,14 +9,8 @@ import torch
 from torch import nn
 from torch.autograd import Function
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, rows
-
-FACTS = Defect(
-    gradients=4.9,
-    cause="The second micro-batch overwrites the input of the first before its backward.",
-    fix="Keep the input on ctx, with save_for_backward.",
-)
 
 
 class Recompute(Function):
@@ -48,4 +42,13 @@ def variant(model: nn.Module) -> nn.Module:
     return model
 
 
-batch = [rows(), (rows()[0].cos(),)]
+CASE = Case(
+    make=make,
+    batch=[rows(), (rows()[0].cos(),)],
+    variant=variant,
+    verdict="differs",
+    evidence=Evidence(gradients=4.9),
+    names=("blocks",),
+    why="The second micro-batch overwrites the input of the first before its backward.",
+    fix="Keep the input on ctx, with save_for_backward.",
+)

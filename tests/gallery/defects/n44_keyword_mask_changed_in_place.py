@@ -7,14 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Defect(
-    gradients=2.3,
-    cause="Tensors given by keyword are held, not saved: their version is never checked.",
-    fix="Pass the mask by position, or make a new one for each block.",
-)
 
 
 class Masked(Dense):
@@ -35,5 +29,13 @@ def make() -> nn.Module:
     return Sliding(Masked(), Masked(), Masked())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    verdict="differs",
+    evidence=Evidence(gradients=2.3),
+    names=("blocks",),
+    why="Tensors given by keyword are held, not saved: their version is never checked.",
+    fix="Pass the mask by position, or make a new one for each block.",
+)

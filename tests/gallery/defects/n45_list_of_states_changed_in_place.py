@@ -7,14 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Defect(
-    gradients=2.6,
-    cause="checkpoint saves tensors that are arguments, and holds those in a list as they are.",
-    fix="Pass the tensors themselves, or change copies.",
-)
 
 
 class Stateful(Dense):
@@ -35,5 +29,13 @@ def make() -> nn.Module:
     return Carrying(Stateful(), Stateful())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    verdict="differs",
+    evidence=Evidence(gradients=2.6),
+    names=("blocks",),
+    why="checkpoint saves tensors that are arguments, and holds those in a list as they are.",
+    fix="Pass the tensors themselves, or change copies.",
+)

@@ -8,15 +8,8 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, rows
-
-FACTS = Defect(
-    names=("head.weight",),
-    gradients=1.8,
-    cause="The second tensor of a shape overwrites the first before backward has read it.",
-    fix="Give a buffer back to the pool in unpack, not before.",
-)
 
 
 def make() -> nn.Module:
@@ -38,4 +31,13 @@ def variant(model: nn.Module) -> nn.Module:
     return model
 
 
-batch = rows()
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=variant,
+    verdict="differs",
+    evidence=Evidence(gradients=1.8),
+    names=("head.weight",),
+    why="The second tensor of a shape overwrites the first before backward has read it.",
+    fix="Give a buffer back to the pool in unpack, not before.",
+)

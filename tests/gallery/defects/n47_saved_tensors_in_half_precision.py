@@ -8,15 +8,8 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, rows
-
-FACTS = Defect(
-    names=("head.bias",),
-    gradients=0.005,
-    cause="Each saved tensor loses sixteen bits, weights included.",
-    fix="Keep the dtype, or declare a tolerance and test the training.",
-)
 
 
 def make() -> nn.Module:
@@ -34,4 +27,13 @@ def variant(model: nn.Module) -> nn.Module:
     return model
 
 
-batch = rows()
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=variant,
+    verdict="differs",
+    evidence=Evidence(gradients=0.005),
+    names=("head.bias",),
+    why="Each saved tensor loses sixteen bits, weights included.",
+    fix="Keep the dtype, or declare a tolerance and test the training.",
+)

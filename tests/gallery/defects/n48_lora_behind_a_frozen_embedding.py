@@ -8,17 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import WIDTH, Blocks, Dense, checkpointed
-
-FACTS = Defect(
-    gradients=float("inf"),
-    torch_says="None of the inputs have requires_grad=True. Gradients will be None",
-    names=("down", "up", "blocks"),
-    link="https://github.com/huggingface/transformers/issues/26221",
-    cause="The embedding's output requires no gradient, so no region ever enters backward.",
-    fix="Call enable_input_require_grads(), or use use_reentrant=False.",
-)
 
 
 class LowRank(Dense):
@@ -44,5 +35,17 @@ def make() -> nn.Module:
     return Embedded(LowRank(), LowRank())
 
 
-batch = (torch.arange(12).view(3, 4),)
-variant = partial(checkpointed, use_reentrant=True)
+CASE = Case(
+    make=make,
+    batch=(torch.arange(12).view(3, 4),),
+    variant=partial(checkpointed, use_reentrant=True),
+    verdict="differs",
+    evidence=Evidence(
+        gradients=float("inf"),
+        torch_says="None of the inputs have requires_grad=True. Gradients will be None",
+    ),
+    names=("down", "up", "blocks"),
+    link="https://github.com/huggingface/transformers/issues/26221",
+    why="The embedding's output requires no gradient, so no region ever enters backward.",
+    fix="Call enable_input_require_grads(), or use use_reentrant=False.",
+)

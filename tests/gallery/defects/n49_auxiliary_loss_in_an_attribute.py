@@ -8,14 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Defect(
-    gradients=0.73,
-    cause="A reentrant forward has no graph, so the attribute is a constant without gradient.",
-    fix="Return the loss from the region, or use use_reentrant=False.",
-)
 
 
 class Gated(Dense):
@@ -37,5 +31,13 @@ def make() -> nn.Module:
     return Summing(Gated(), Gated())
 
 
-batch = rows()
-variant = partial(checkpointed, use_reentrant=True)
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=partial(checkpointed, use_reentrant=True),
+    verdict="differs",
+    evidence=Evidence(gradients=0.73),
+    names=("blocks",),
+    why="A reentrant forward has no graph, so the attribute is a constant without gradient.",
+    fix="Return the loss from the region, or use use_reentrant=False.",
+)

@@ -8,17 +8,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import WIDTH, Blocks, Dense, rows
-
-FACTS = Defect(
-    parts=("loss", "gradients"),
-    gradients=7.1,
-    names=("outputs", "output", "loss", "blocks"),
-    link="https://github.com/lightly-ai/lightly/issues/2049",
-    cause="The mask has a default, so nothing misses it.",
-    fix="Pass *args and **kwargs through.",
-)
 
 
 class Attending(Dense):
@@ -45,4 +36,14 @@ def variant(model: nn.Module) -> nn.Module:
     return model
 
 
-batch = rows()
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=variant,
+    verdict="differs",
+    evidence=Evidence(parts=("loss", "gradients"), gradients=7.1),
+    names=("outputs", "output", "loss", "blocks"),
+    link="https://github.com/lightly-ai/lightly/issues/2049",
+    why="The mask has a default, so nothing misses it.",
+    fix="Pass *args and **kwargs through.",
+)

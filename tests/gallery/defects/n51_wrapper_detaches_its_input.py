@@ -7,15 +7,8 @@ from functools import partial
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, rows
-
-FACTS = Defect(
-    gradients=float("inf"),
-    link="https://github.com/InternLM/xtuner/pull/2048",
-    cause="The gradient ends at the region's door; the blocks before it get none.",
-    fix="Detach in recomputation only, as torch.utils.checkpoint does.",
-)
 
 
 def make() -> nn.Module:
@@ -29,4 +22,14 @@ def variant(model: nn.Module) -> nn.Module:
     return model
 
 
-batch = rows()
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=variant,
+    verdict="differs",
+    evidence=Evidence(gradients=float("inf")),
+    names=("blocks",),
+    link="https://github.com/InternLM/xtuner/pull/2048",
+    why="The gradient ends at the region's door; the blocks before it get none.",
+    fix="Detach in recomputation only, as torch.utils.checkpoint does.",
+)

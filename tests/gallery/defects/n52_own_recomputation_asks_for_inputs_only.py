@@ -9,15 +9,8 @@ import torch
 from torch import nn
 from torch.autograd import Function
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, rows
-
-FACTS = Defect(
-    gradients=float("inf"),
-    link="https://github.com/ooples/AiDotNet.Tensors/pull/643",
-    cause="autograd.grad(y, x) leaves the parameters of the region without a gradient.",
-    fix="Call backward, which reaches parameters, too.",
-)
 
 
 class Recompute(Function):
@@ -48,4 +41,14 @@ def variant(model: nn.Module) -> nn.Module:
     return model
 
 
-batch = rows()
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=variant,
+    verdict="differs",
+    evidence=Evidence(gradients=float("inf")),
+    names=("blocks",),
+    link="https://github.com/ooples/AiDotNet.Tensors/pull/643",
+    why="autograd.grad(y, x) leaves the parameters of the region without a gradient.",
+    fix="Call backward, which reaches parameters, too.",
+)

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Defect(
-    parts=("leak",),
-    cause="A list on the module grows by the outputs of each step.",
-    fix="Keep the last output only, or a weak reference.",
-)
 
 
 def make() -> nn.Module:
@@ -25,4 +19,13 @@ def variant(model: nn.Module) -> nn.Module:
     return checkpointed(model)
 
 
-batch = rows()
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=variant,
+    verdict="differs",
+    evidence=Evidence(parts=("leak",)),
+    names=("blocks",),
+    why="A list on the module grows by the outputs of each step.",
+    fix="Keep the last output only, or a weak reference.",
+)

@@ -9,14 +9,8 @@ import torch
 from torch import nn
 from torch.autograd import Function
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, rows
-
-FACTS = Defect(
-    parts=("leak",),
-    cause="Backward reads its input from the table and leaves it there.",
-    fix="Take it out with pop, or use ctx.save_for_backward.",
-)
 
 
 class Recompute(Function):
@@ -49,4 +43,13 @@ def variant(model: nn.Module) -> nn.Module:
     return model
 
 
-batch = rows()
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=variant,
+    verdict="differs",
+    evidence=Evidence(parts=("leak",)),
+    names=("blocks",),
+    why="Backward reads its input from the table and leaves it there.",
+    fix="Take it out with pop, or use ctx.save_for_backward.",
+)

@@ -9,14 +9,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, checkpointed, linear, rows
-
-FACTS = Defect(
-    gradients=0.86,
-    cause="allow_cache_entry_mutation=True: the saved product is the changed one, and is changed again.",
-    fix="Leave it off, and change out of place.",
-)
 
 
 class Product(nn.Module):
@@ -39,4 +33,13 @@ def variant(model: nn.Module) -> nn.Module:
     return checkpointed(model, context_fn=saved)
 
 
-batch = rows()
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=variant,
+    verdict="differs",
+    evidence=Evidence(gradients=0.86),
+    names=("blocks",),
+    why="allow_cache_entry_mutation=True: the saved product is the changed one, and is changed again.",
+    fix="Leave it off, and change out of place.",
+)

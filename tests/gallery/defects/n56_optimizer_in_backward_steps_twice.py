@@ -8,16 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Defect(
-    gradients=0.4,
-    names=("weight", "shared", "blocks"),
-    link="https://github.com/pytorch/pytorch/issues/81296",
-    cause="Each reentrant region has a backward of its own, so the hook fires with a part of the gradient.",
-    fix="Use use_reentrant=False.",
-)
 
 
 def step(weight: Any) -> None:
@@ -37,5 +29,14 @@ def make() -> nn.Module:
     return model
 
 
-batch = rows()
-variant = partial(checkpointed, use_reentrant=True)
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=partial(checkpointed, use_reentrant=True),
+    verdict="differs",
+    evidence=Evidence(gradients=0.4),
+    names=("weight", "shared", "blocks"),
+    link="https://github.com/pytorch/pytorch/issues/81296",
+    why="Each reentrant region has a backward of its own, so the hook fires with a part of the gradient.",
+    fix="Use use_reentrant=False.",
+)

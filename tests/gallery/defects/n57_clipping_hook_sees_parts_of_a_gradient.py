@@ -8,16 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Defect(
-    gradients=0.59,
-    names=("weight", "shared", "blocks"),
-    link="https://github.com/pytorch/pytorch/issues/81296",
-    cause="Each region's backward calls the hook with its own part, which is clipped before parts add up.",
-    fix="Use use_reentrant=False, or clip after backward.",
-)
 
 
 class Rooted(Blocks):
@@ -32,5 +24,14 @@ def make() -> nn.Module:
     return model
 
 
-batch = rows()
-variant = partial(checkpointed, use_reentrant=True)
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=partial(checkpointed, use_reentrant=True),
+    verdict="differs",
+    evidence=Evidence(gradients=0.59),
+    names=("weight", "shared", "blocks"),
+    link="https://github.com/pytorch/pytorch/issues/81296",
+    why="Each region's backward calls the hook with its own part, which is clipped before parts add up.",
+    fix="Use use_reentrant=False, or clip after backward.",
+)

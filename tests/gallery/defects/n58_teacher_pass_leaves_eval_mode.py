@@ -7,15 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Defect(
-    gradients=0.23,
-    names=("training", "blocks"),
-    cause="Recomputation runs in the mode that the module has in backward.",
-    fix="Put the mode back before forward returns.",
-)
 
 
 class Dropped(Dense):
@@ -35,5 +28,13 @@ def make() -> nn.Module:
     return Distilled(Dropped(), Dropped())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    verdict="differs",
+    evidence=Evidence(gradients=0.23),
+    names=("training", "blocks"),
+    why="Recomputation runs in the mode that the module has in backward.",
+    fix="Put the mode back before forward returns.",
+)

@@ -8,15 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Defect(
-    names=("python",),
-    parts=("rng_state",),
-    cause="A factor that only scales has right gradients, but the next step draws another one.",
-    fix="Draw before the region and pass the number to it.",
-)
 
 
 class Deep(Dense):
@@ -28,5 +21,13 @@ def make() -> nn.Module:
     return Blocks(Deep(), Deep())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    verdict="differs",
+    evidence=Evidence(parts=("rng_state",)),
+    names=("python",),
+    why="A factor that only scales has right gradients, but the next step draws another one.",
+    fix="Draw before the region and pass the number to it.",
+)

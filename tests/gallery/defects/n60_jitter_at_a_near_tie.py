@@ -8,16 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import WIDTH, Blocks, checkpointed, rows
-
-FACTS = Defect(
-    parts=("gradients", "rng_state"),
-    gradients=0.81,
-    link="https://github.com/NVIDIA-NeMo/Automodel/pull/2635",
-    cause="preserve_rng_state=False: a millionth of noise sends rows to other experts.",
-    fix="Save the router's choice, or use preserve_rng_state=True.",
-)
 
 
 class Jittered(nn.Module):
@@ -37,5 +29,14 @@ def make() -> nn.Module:
     return Blocks(Jittered())
 
 
-batch = rows(16)
-variant = partial(checkpointed, preserve_rng_state=False)
+CASE = Case(
+    make=make,
+    batch=rows(16),
+    variant=partial(checkpointed, preserve_rng_state=False),
+    verdict="differs",
+    evidence=Evidence(parts=("gradients", "rng_state"), gradients=0.81),
+    names=("blocks",),
+    link="https://github.com/NVIDIA-NeMo/Automodel/pull/2635",
+    why="preserve_rng_state=False: a millionth of noise sends rows to other experts.",
+    fix="Save the router's choice, or use preserve_rng_state=True.",
+)

@@ -7,18 +7,8 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import WIDTH
-
-FACTS = Defect(
-    parts=("gradients", "rng_state"),
-    gradients=2.7,
-    needs="transformers",
-    names=("transformer.h", "transformer.w", "lm_head"),
-    link="https://github.com/quic/efficient-transformers/pull/522",
-    cause="preserve_rng_state=False: every block recomputes with other masks.",
-    fix="Leave preserve_rng_state at True.",
-)
 
 
 def make() -> Any:
@@ -32,4 +22,17 @@ def variant(model: Any) -> Any:
 
 
 tokens = torch.arange(16).view(2, 8)
-batch = {"input_ids": tokens, "labels": tokens}
+
+
+CASE = Case(
+    make=make,
+    batch={"input_ids": tokens, "labels": tokens},
+    variant=variant,
+    verdict="differs",
+    evidence=Evidence(parts=("gradients", "rng_state"), gradients=2.7),
+    names=("transformer.h", "transformer.w", "lm_head"),
+    needs="transformers",
+    link="https://github.com/quic/efficient-transformers/pull/522",
+    why="preserve_rng_state=False: every block recomputes with other masks.",
+    fix="Leave preserve_rng_state at True.",
+)

@@ -7,16 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Defect(
-    gradients=1.3,
-    names=("offset", "blocks"),
-    link="https://github.com/huggingface/peft/issues/2826",
-    cause="Recomputation runs blocks without the model's hook, so the offsets are not there.",
-    fix="Pass offsets as arguments of the blocks.",
-)
 
 
 class Offset(Dense):
@@ -41,5 +33,14 @@ def make() -> nn.Module:
     return model
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    verdict="differs",
+    evidence=Evidence(gradients=1.3),
+    names=("offset", "blocks"),
+    link="https://github.com/huggingface/peft/issues/2826",
+    why="Recomputation runs blocks without the model's hook, so the offsets are not there.",
+    fix="Pass offsets as arguments of the blocks.",
+)

@@ -7,17 +7,8 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import WIDTH
-
-FACTS = Defect(
-    parts=(),
-    needs="transformers",
-    verdict="inert",
-    names=("nothing", "inert", "saved"),
-    cause="Its layers ask `self.gradient_checkpointing and self.training`.",
-    fix="Call model.train() with dropout at 0.",
-)
 
 
 def make() -> Any:
@@ -31,4 +22,16 @@ def variant(model: Any) -> Any:
 
 
 tokens = torch.arange(16).view(2, 8)
-batch = {"input_ids": tokens, "labels": tokens}
+
+
+CASE = Case(
+    make=make,
+    batch={"input_ids": tokens, "labels": tokens},
+    variant=variant,
+    verdict="inert",
+    evidence=Evidence(parts=()),
+    names=("nothing", "inert", "saved"),
+    needs="transformers",
+    why="Its layers ask `self.gradient_checkpointing and self.training`.",
+    fix="Call model.train() with dropout at 0.",
+)

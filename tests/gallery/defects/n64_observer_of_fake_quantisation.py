@@ -7,16 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Defect(
-    parts=("gradients", "buffers"),
-    gradients=0.77,
-    names=("low", "blocks"),
-    cause="Its moving range is a buffer that forward updates before it quantises.",
-    fix="Freeze observers, or put their buffers back for recomputation.",
-)
 
 
 class Observed(Dense):
@@ -35,5 +27,13 @@ def make() -> nn.Module:
     return Blocks(Observed(), Observed())
 
 
-batch = rows()
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=checkpointed,
+    verdict="differs",
+    evidence=Evidence(parts=("gradients", "buffers"), gradients=0.77),
+    names=("low", "blocks"),
+    why="Its moving range is a buffer that forward updates before it quantises.",
+    fix="Freeze observers, or put their buffers back for recomputation.",
+)

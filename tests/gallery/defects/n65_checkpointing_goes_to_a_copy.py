@@ -6,16 +6,8 @@ from copy import deepcopy
 
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-FACTS = Defect(
-    parts=(),
-    verdict="inert",
-    names=("nothing", "inert", "saved"),
-    cause="The function returns what it was given instead of what it made.",
-    fix="Use what the function makes, and check that saved bytes fall.",
-)
 
 
 def make() -> nn.Module:
@@ -27,4 +19,13 @@ def variant(model: nn.Module) -> nn.Module:
     return model
 
 
-batch = rows()
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=variant,
+    verdict="inert",
+    evidence=Evidence(parts=()),
+    names=("nothing", "inert", "saved"),
+    why="The function returns what it was given instead of what it made.",
+    fix="Use what the function makes, and check that saved bytes fall.",
+)

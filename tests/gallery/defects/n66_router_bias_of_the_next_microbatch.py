@@ -7,15 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import WIDTH, Blocks, checkpointed, rows
-
-FACTS = Defect(
-    gradients=0.37,
-    names=("bias", "blocks"),
-    cause="The second micro-batch moves the bias before the first has recomputed its choice of experts.",
-    fix="Pass a copy of the bias to the region, or update it once a step.",
-)
 
 
 class Balanced(nn.Module):
@@ -40,5 +33,13 @@ def make() -> nn.Module:
     return Balancing(Balanced())
 
 
-batch = [rows(12), rows(24)]
-variant = checkpointed
+CASE = Case(
+    make=make,
+    batch=[rows(12), rows(24)],
+    variant=checkpointed,
+    verdict="differs",
+    evidence=Evidence(gradients=0.37),
+    names=("bias", "blocks"),
+    why="The second micro-batch moves the bias before the first has recomputed its choice of experts.",
+    fix="Pass a copy of the bias to the region, or update it once a step.",
+)

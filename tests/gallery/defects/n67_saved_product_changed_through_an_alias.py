@@ -9,14 +9,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-from tests.gallery.facts import Defect
+from tests.gallery.case import Case, Evidence
 from tests.gallery.parts import Blocks, checkpointed, linear, rows
-
-FACTS = Defect(
-    gradients=0.86,
-    cause="F.linear on three dimensions is mm and _unsafe_view; torch asks the counter of what mm returned.",
-    fix="Change out of place, or save nothing that a layer changes.",
-)
 
 
 class Product(nn.Module):
@@ -37,4 +31,13 @@ def variant(model: nn.Module) -> nn.Module:
     return checkpointed(model, context_fn=saved)
 
 
-batch = rows()
+CASE = Case(
+    make=make,
+    batch=rows(),
+    variant=variant,
+    verdict="differs",
+    evidence=Evidence(gradients=0.86),
+    names=("blocks",),
+    why="F.linear on three dimensions is mm and _unsafe_view; torch asks the counter of what mm returned.",
+    fix="Change out of place, or save nothing that a layer changes.",
+)
