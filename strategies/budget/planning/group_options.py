@@ -214,8 +214,8 @@ class Groups:
         tried = dict.fromkeys([frozenset[int](), *found])
         for keep in tried:
             share = share_of(member, keep, moment, random_state_bytes=self._random_state_bytes)
-            share.effect.seconds += caller.taped_s
-            option = caller.highest(share.effect)
+            share.seconds += caller.taped_s
+            option = caller.highest(share)
             rows.append(
                 (
                     keep,
@@ -224,7 +224,7 @@ class Groups:
                     share.second_peak_bytes,
                     share.second_bytes,
                     option[2] + share.second_bytes - passed_on,
-                    self._cost(share.effect),
+                    self._cost(share),
                 )
             )
         return _thinned(rows)

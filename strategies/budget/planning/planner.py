@@ -16,7 +16,7 @@ from strategies.budget.planning.block_choice import Choice, Group, Stage, cheape
 from strategies.budget.planning.block_options import CallOptions, Option
 from strategies.budget.planning.block_program import PlannedCall, planned_call
 from strategies.budget.planning.group_options import Groups
-from strategies.budget.planning.group_simulation import Share, group_effect
+from strategies.budget.planning.group_simulation import group_effect
 from strategies.budget.planning.lower_bound import LowerBound
 from strategies.budget.planning.simulation import PLAIN, RANDOM_STATE_BYTES, Effect, peak_bytes, totals_of
 from strategies.step.step_graph import BlockCall, StepGraph, StepOperator
@@ -78,7 +78,7 @@ class Chosen:
     effect: Effect
     option: Option | None = None
     keeps: tuple[frozenset[int], ...] = ()
-    shares: tuple[Share, ...] = ()
+    shares: tuple[Effect, ...] = ()
 
 
 class Planner:
@@ -402,7 +402,7 @@ def block_plan(call: PlannedCall, option: Option) -> BlockPlan:
 
 
 def grouped_plan(
-    call: PlannedCall, keep: frozenset[int], share: Share, *, group: tuple[str, str]
+    call: PlannedCall, keep: frozenset[int], share: Effect, *, group: tuple[str, str]
 ) -> BlockPlan:
     """Return the plan of one block of a group, by addresses and with its reason.
 
@@ -423,16 +423,16 @@ def grouped_plan(
         recompute=tuple(map(program.value_of, again)),
         saved_bytes=sum(program.nbytes[storage] for storage in program.saved),
         kept_bytes=0,
-        extra_flops=share.effect.flops,
+        extra_flops=share.flops,
         why=(
             f"in the group of {group[0]} to {group[1]}, {_input_of(call, share, group)}; the second forward "
-            f"of the group runs {len(share.again)} of {len(program.units)} operators of this block, and its "
-            f"backward {len(share.runs)} for {len(again)} of {len(program.saved)} saved values"
+            f"of the group runs {len(share.second_runs)} of {len(program.units)} operators of this block, "
+            f"and its backward {len(share.runs)} for {len(again)} of {len(program.saved)} saved values"
         ),
     )
 
 
-def _input_of(call: PlannedCall, share: Share, group: tuple[str, str]) -> str:
+def _input_of(call: PlannedCall, share: Effect, group: tuple[str, str]) -> str:
     """Return what becomes of the input of a block in a group, for the middle of a sentence."""
     if call.fqn == group[0]:
         return "which holds this input alone"

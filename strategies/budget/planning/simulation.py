@@ -1,9 +1,13 @@
-"""The bytes and the work of a plan, moment by moment, as its executor runs (see `plan`)."""
+"""The bytes and the work of a plan, moment by moment, as its executor runs (see `plan`).
+
+A call runs its units for the requests of backward. A member of a group runs some of them before, in the
+*second forward* of its group (see `group_simulation`): what it keeps is there from then on.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -44,15 +48,19 @@ PLAIN = Decision(is_plain=True)
 
 @dataclass(kw_only=True, slots=True)
 class Effect:
-    """What a decision changes in one call of a block.
+    """What a decision changes in one call of a block, or all decisions of a group in its calls.
 
     Fields:
-        gains: bytes more from a moment on, by moment.
+        gains: bytes more from a moment on, by moment; those of the second forward of a group are apart.
         peaks: bytes more than at that moment, reached by what runs between it and the next, by moment.
         flops, seconds: work of what runs again; seconds with `wait_s`.
         wait_s: seconds of waiting for copies to the host and back, by the machine's numbers.
         runs: units that run again, each as often as it does.
         host_bytes: bytes that wait on the host.
+        second_runs: units that the second forward of a group runs.
+        second_peak_bytes: most bytes that they add while they run.
+        second_bytes: bytes that there are more after them.
+        linked_bytes: bytes of what the call reads of the call before in its group, and is made again.
     """
 
     gains: Counter[int] = field(default_factory=Counter)
@@ -62,6 +70,10 @@ class Effect:
     wait_s: float = 0.0
     runs: tuple[int, ...] = ()
     host_bytes: int = 0
+    second_runs: tuple[int, ...] = ()
+    second_peak_bytes: int = 0
+    second_bytes: int = 0
+    linked_bytes: int = 0
 
     def most_bytes(self, start: int, end: int) -> int:
         """Return the most bytes that the effect adds at the moments from `start` to `end`."""
@@ -84,18 +96,27 @@ def effect_of(
         random_state_bytes: bytes on the device of the state of a random operator.
         machine: tells how long copies to the host and back take.
     """
-    schedule = _Schedule.of(call, decision)
-    stash_bytes = 0 if decision.is_plain else random_state_bytes
-    effect = _Walk(call, schedule, stash_bytes).effect
-    effect.runs = tuple(sorted(unit for request in schedule.requests for unit in request))
-    effect.flops = sum(call.program.units[unit].flops for unit in effect.runs)
-    effect.seconds = sum(call.program.units[unit].seconds for unit in effect.runs)
+    schedule = Schedule.of(call, decision)
+    effect = effect_of_schedule(schedule, 0 if decision.is_plain else random_state_bytes)
     effect.host_bytes = sum(map(call.program.nbytes_of, schedule.fetched_at))
     if effect.host_bytes:
         window_s = sum(unit.seconds for unit in call.program.units)
         effect.wait_s = machine.offload_s(effect.host_bytes, window_s)
         effect.seconds += effect.wait_s
     return effect
+
+
+def effect_of_schedule(
+    schedule: Schedule, random_state_bytes: int, owned: frozenset[int] | None = None
+) -> Effect:
+    """Return what changes when a call runs as scheduled, but for copies to the host.
+
+    Args:
+        schedule: when what happens.
+        random_state_bytes: bytes on the device of the state of a random operator.
+        owned: storages from outside that no other member of the group holds longer; `None`: all.
+    """
+    return _Walk(schedule, random_state_bytes, owned).effect
 
 
 def peak_bytes(graph: StepGraph, effects: Sequence[Effect]) -> int:
@@ -116,169 +137,206 @@ def totals_of(graph: StepGraph, effects: Sequence[Effect]) -> npt.NDArray[np.int
 
 
 @dataclass(kw_only=True, slots=True)
-class _Schedule:
+class Schedule:
     """When what happens under a decision.
 
     Fields:
+        call: the call.
+        links: storages from outside that the member before makes, in a group.
+        outs: storages that the next member reads.
+        moved: storages that wait on the host.
+        again: storages that live for one request.
+        resident: storages on the device from forward on.
+        there: storages that requests find made: from forward or the second forward on, or on the host.
+        until_end: storages that are held until forward ends, whoever reads them.
+        second: units of the second forward, in order; none outside of groups.
         requests: units that run at each request of backward.
         until: last moment at which the node that asked holds the value of each request.
-        runs_at: first moment at which each unit runs again.
+        runs_at: first moment at which each unit runs for a request.
         fetched_at: moment at which each offloaded storage comes back.
+        reads: storages that are at hand when units read them, as often as they are read.
         read_until: last moment at which a unit reads a storage.
         held_until: last moment at which a node has a storage.
-        resident: storages on the device all the time.
-        moved: storages that wait on the host.
-        until_end: storages that are held until forward ends, whoever reads them.
-        again: storages that live for one request.
+        last: last moment at which a unit or a node has a storage, of those that live longer than a request.
     """
 
-    requests: list[list[int]]
-    until: list[int]
-    runs_at: dict[int, int]
-    fetched_at: dict[int, int]
-    read_until: dict[int, int]
-    held_until: dict[int, int]
-    resident: frozenset[int]
+    call: PlannedCall
+    links: frozenset[int]
+    outs: frozenset[int]
     moved: frozenset[int]
-    until_end: frozenset[int]
     again: frozenset[int]
+    resident: frozenset[int]
+    there: frozenset[int]
+    until_end: frozenset[int]
+    second: list[int] = field(default_factory=list)
+    requests: list[list[int]] = field(default_factory=list)
+    until: list[int] = field(default_factory=list)
+    runs_at: dict[int, int] = field(default_factory=dict)
+    fetched_at: dict[int, int] = field(default_factory=dict)
+    reads: list[int] = field(default_factory=list)
+    read_until: dict[int, int] = field(default_factory=dict)
+    held_until: dict[int, int] = field(default_factory=dict)
+    last: dict[int, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, call: PlannedCall, decision: Decision) -> _Schedule:
-        """Return what backward asks of a call, in order.
-
-        For each request: which units run for it, what is fetched, and until when it is held.
-        """
-        program = call.program
-        resident = program.saved if decision.is_plain else decision.keep
-        known = resident | decision.offload
+    def of(cls, call: PlannedCall, decision: Decision) -> Schedule:
+        """Return what backward asks of a call outside of groups, in order."""
+        resident = call.program.saved if decision.is_plain else decision.keep
         schedule = cls(
-            requests=[],
-            until=list(_held_until(call, decision)),
-            runs_at={},
-            fetched_at={},
-            read_until={},
-            held_until={},
-            resident=resident,
+            call=call,
+            links=frozenset(),
+            outs=frozenset(),
             moved=decision.offload,
-            until_end=decision.resident,
             again=decision.again,
+            resident=resident,
+            there=resident | decision.offload,
+            until_end=decision.resident,
         )
-        for storage, moment, until in zip(program.asked, call.asked, schedule.until, strict=True):
-            units = program.closure([storage], known, schedule.runs_at.keys(), decision.again)
-            schedule.requests.append(units)
-            schedule.held_until[storage] = max(until, schedule.held_until.get(storage, -1))
-            reads = [each for unit in units for each in program.units[unit].reads]
-            for unit in units:
-                schedule.runs_at.setdefault(unit, moment)
-            for each in reads:
-                schedule.read_until[each] = moment
-            if decision.offload:
-                for each in (*reads, storage):
-                    if each in decision.offload:
-                        schedule.fetched_at.setdefault(each, moment)
+        schedule._ask(has_tickets=not decision.is_plain)
         return schedule
 
-    def last(self) -> dict[int, int]:
-        """Return the last moment at which anybody has a storage for backward, by storage.
+    @classmethod
+    def in_group(
+        cls,
+        call: PlannedCall,
+        keep: frozenset[int],
+        moment: int,
+        *,
+        links: frozenset[int],
+        outs: frozenset[int],
+    ) -> Schedule:
+        """Return what backward asks of a member of a group, whose second forward is at `moment`."""
+        none, units = frozenset[int](), call.program.units
+        schedule = cls(
+            call=call,
+            links=links,
+            outs=outs,
+            moved=none,
+            again=none,
+            resident=none,
+            there=keep | outs,
+            until_end=none,
+        )
+        schedule._ask(has_tickets=True)
+        schedule.there = outs.union(keep.intersection(schedule.last))
+        schedule.second = call.program.closure(schedule.there, none, none)
+        reads = [storage for unit in schedule.second for storage in units[unit].reads]
+        at_hand = [storage for storage in reads if storage < 0 or storage in schedule.there]
+        schedule.reads += at_hand
+        schedule.read_until = dict.fromkeys(at_hand, moment) | schedule.read_until
+        schedule._note_last()
+        return schedule
 
-        Those that live for one request have none.
+    def _ask(self, *, has_tickets: bool) -> None:
+        """Enter the requests: which units run for each, what is fetched, and until when it is held.
+
+        What a ticket gives, nobody but the node that asked holds.
         """
+        call, program = self.call, self.call.program
+        for storage, moment, until, released in zip(
+            program.asked, call.asked, call.until, call.released, strict=True
+        ):
+            has_ticket = has_tickets and (storage >= 0 or storage in self.moved or storage in self.links)
+            self.until.append(until if has_ticket else max(until, released))
+            self.held_until[storage] = max(self.until[-1], self.held_until.get(storage, -1))
+            units = program.closure([storage], self.there, self.runs_at.keys(), self.again)
+            self.requests.append(units)
+            reads = [each for unit in units for each in program.units[unit].reads]
+            self.reads += reads
+            self.read_until |= dict.fromkeys(reads, moment)
+            for unit in units:
+                self.runs_at.setdefault(unit, moment)
+            for each in (*reads, storage) if self.moved else ():
+                if each in self.moved:
+                    self.fetched_at.setdefault(each, moment)
+        self._note_last()
+
+    def _note_last(self) -> None:
+        """Find the last moment at which anybody has each storage; those that live for a request have none."""
         found = dict(self.held_until)
         for storage, moment in self.read_until.items():
-            found[storage] = max(moment, found.get(storage, -1))
-        return {storage: moment for storage, moment in found.items() if storage not in self.again}
-
-    def dropped_by_unit(self) -> frozenset[int]:
-        """Return the storages that a unit, and no node of autograd, is the last to have."""
-        held = self.held_until
-        return frozenset(each for each, moment in self.read_until.items() if moment > held.get(each, -1))
-
-
-def _held_until(call: PlannedCall, decision: Decision) -> Iterator[int]:
-    """Yield the last moment at which each request has its value; what a ticket gives, nobody else holds."""
-    for storage, until, released in zip(call.program.asked, call.until, call.released, strict=True):
-        has_ticket = not decision.is_plain and (storage >= 0 or storage in decision.offload)
-        yield until if has_ticket else max(until, released)
+            if moment > found.get(storage, -1):
+                found[storage] = moment
+        for storage in self.again:
+            found.pop(storage, None)
+        self.last = found
 
 
 class _Walk:
     """Follows the bytes of one call."""
 
-    def __init__(self, call: PlannedCall, schedule: _Schedule, random_state_bytes: int) -> None:
-        self.effect = Effect()
-        self._call = call
-        self._program = call.program
-        self._sizes = call.program.sizes
-        self._schedule = schedule
-        self._random_state_bytes = random_state_bytes
+    def __init__(self, schedule: Schedule, random_state_bytes: int, owned: frozenset[int] | None) -> None:
+        self.effect = effect = Effect()
+        self._schedule, self._call, self._program = schedule, schedule.call, schedule.call.program
+        self._sizes, self._random_state_bytes = self._program.sizes, random_state_bytes
         self._back: set[int] = set()
-        units = call.program.units
-        self._readers = Counter(
-            storage for request in schedule.requests for unit in request for storage in units[unit].reads
-        )
-        self._there = schedule.resident | schedule.moved
-        self._last = schedule.last()
-        self._dropped_by_unit = schedule.dropped_by_unit()
-        self._held = frozenset(filter(self._lives_longer, self._last))
+        self._left = Counter(schedule.reads)
+        read_until, held_until, sizes = schedule.read_until, schedule.held_until, self._sizes
+        last, resident, away = schedule.last, schedule.resident, schedule.moved | schedule.links
+        # there from forward on, without a link, the host or a unit; held is what lives longer than unplanned
+        there = {each for each in last if each in resident or (each < 0 and each not in away)}
+        owned = there if owned is None else owned
+        self._held = {
+            each for each in there if (each >= 0 or each in owned) and last[each] > self._death(each)
+        }
+        # what this call is the last to have: a unit, or a node of autograd, sets it free
+        ours = self._held | (last.keys() - there - schedule.outs)
+        by_unit = {each for each in ours if read_until.get(each, -1) > held_until.get(each, -1)}
+        self._freed = {storage: sizes[storage] for storage in by_unit}
+        self._later = last.keys() - schedule.there
         self._hold_from_forward()
-        requests = zip(call.asked, self._program.asked, schedule.requests, schedule.until, strict=True)
-        for moment, asked, request, until in requests:
-            if request or schedule.fetched_at.get(asked) == moment:
-                self._run(request, asked, moment)
-            if asked in schedule.again:
-                self.effect.gains[until + 1] -= self._sizes[asked]
-        self._release()
-
-    def _lives_longer(self, storage: int) -> bool:
-        """Whether a storage lives longer than without the plan, on the device and in one piece."""
-        return self._is_from_forward(storage) and self._last[storage] > self._death(storage)
-
-    def _hold_from_forward(self) -> None:
-        """Enter what forward leaves: kept storages, inputs that are read again, states of generators."""
-        gains, call, sizes = self.effect.gains, self._call, self._sizes
-        for storage in self._held:
-            gains[self._death(storage) + 1] += sizes[storage]
-        for storage in self._schedule.until_end - self._held:
-            if self._death(storage) < call.end:
-                gains[self._death(storage) + 1] += sizes[storage]
-                gains[call.end + 1] -= sizes[storage]
-        for index in self._program.random_units:
-            unit = self._program.units[index]
-            if not self._there.issuperset(unit.makes):
-                stash = unit.random_states * self._random_state_bytes
-                gains[call.starts[index] + 1] += stash
-                if index not in self._schedule.runs_at:
-                    gains[call.end + 1] -= stash
+        if schedule.second:
+            self._run_second()
+        self._run_requests()
+        for storage in ours - by_unit:
+            self.effect.gains[held_until[storage] + 1] -= sizes[storage]
+        effect.runs = tuple(sorted(unit for request in schedule.requests for unit in request))
+        work = [self._program.units[unit] for unit in (*schedule.second, *effect.runs)]
+        effect.flops = sum(unit.flops for unit in work)
+        effect.seconds = sum(unit.seconds for unit in work)
+        effect.linked_bytes = sum(sizes[link] for link in schedule.links)
 
     def _death(self, storage: int) -> int:
         return self._call.deaths[storage] if storage >= 0 else self._call.outer_deaths[-1 - storage]
 
-    def _run(self, request: Sequence[int], asked: int, moment: int) -> None:
-        """Follow the bytes while the units of a request run between a moment and the next."""
-        live = peak = 0
-        units, sizes = self._program.units, self._sizes
-        passing = self._passing(request, asked)
-        for index in request:
-            unit = units[index]
-            live += self._fetched(unit.reads, moment)
-            for storage in unit.makes:
-                live += sizes[storage]
-            stash = unit.random_states * self._random_state_bytes
-            peak = max(peak, live)
-            for storage in unit.early_reads:
-                live -= self._read(storage, passing)
-            peak = max(peak, live + unit.private_bytes + (self._random_state_bytes if stash else 0))
-            live -= stash
-            is_first = self._schedule.runs_at[index] == moment
-            for storage in unit.makes:
-                if not (storage in passing or (is_first and self._is_read_later(storage))):  # superfluous
-                    live -= sizes[storage]
-            for storage in unit.late_reads:
-                live -= self._read(storage, passing)
-        live += self._fetched((asked,), moment)
-        self.effect.peaks[moment] = max(peak, live)
-        self.effect.gains[moment + 1] += live
+    def _hold_from_forward(self) -> None:
+        """Enter what forward leaves: kept storages, inputs that are read again, states of generators."""
+        gains, call, sizes, schedule = self.effect.gains, self._call, self._sizes, self._schedule
+        for storage in self._held:
+            gains[self._death(storage) + 1] += sizes[storage]
+        for storage in schedule.until_end - self._held:
+            if self._death(storage) < call.end:
+                gains[self._death(storage) + 1] += sizes[storage]
+                gains[call.end + 1] -= sizes[storage]
+        needed = schedule.runs_at.keys() | schedule.second
+        for index in self._program.random_units:
+            unit = self._program.units[index]
+            if not (schedule.resident | schedule.moved).issuperset(unit.makes):
+                stash = unit.random_states * self._random_state_bytes
+                gains[call.starts[index] + 1] += stash
+                if index not in needed:
+                    gains[call.end + 1] -= stash
+
+    def _run_second(self) -> None:
+        """Follow the bytes of the second forward: what is made on the way there dies with its last reader."""
+        schedule, effect, units = self._schedule, self.effect, self._program.units
+        reads = (storage for unit in schedule.second for storage in units[unit].reads)
+        passing = Counter(each for each in reads if each >= 0 and each not in schedule.there)
+        effect.second_peak_bytes, effect.second_bytes = self._run(schedule.second, passing, moment=None)
+        effect.second_runs = tuple(schedule.second)
+
+    def _run_requests(self) -> None:
+        """Follow the bytes while the units of each request run, between its moment and the next."""
+        schedule, effect = self._schedule, self.effect
+        asking = zip(self._program.asked, self._call.asked, schedule.requests, schedule.until, strict=True)
+        for asked, moment, request, until in asking:
+            if request or schedule.fetched_at.get(asked) == moment:
+                peak, live = self._run(request, self._passing(request, asked), moment=moment)
+                live += self._fetched((asked,), moment)
+                effect.peaks[moment] = max(peak, live)
+                effect.gains[moment + 1] += live
+            if asked in schedule.again:
+                effect.gains[until + 1] -= self._sizes[asked]
 
     def _passing(self, request: Sequence[int], asked: int) -> Counter[int]:
         """Return how often a request reads each storage that lives for it alone; who asked reads it once."""
@@ -288,11 +346,39 @@ class _Walk:
         reads = (storage for unit in request for storage in units[unit].reads)
         return Counter(storage for storage in (asked, *reads) if storage in again)
 
-    def _is_read_later(self, storage: int) -> bool:
-        """Whether somebody has what a unit makes for the first time."""
-        return storage in self._last and storage not in self._there
+    def _run(self, running: Sequence[int], passing: Counter[int], *, moment: int | None) -> tuple[int, int]:
+        """Follow the bytes while units run; return the most of them, and those at the end.
 
-    def _fetched(self, storages: Sequence[int], moment: int) -> int:
+        Args:
+            running: the units.
+            passing: how often the units read each storage that is gone at their end.
+            moment: when the request for them comes; `None` for the second forward.
+        """
+        schedule, units, sizes = self._schedule, self._program.units, self._sizes
+        live = peak = 0
+        for index in running:
+            unit = units[index]
+            live += self._fetched(unit.reads, moment)
+            for storage in unit.makes:
+                live += sizes[storage]
+            stash = unit.random_states * self._random_state_bytes
+            peak = max(peak, live)
+            for storage in unit.early_reads:
+                live -= self._read(storage, passing)
+            peak = max(peak, live + unit.private_bytes + (self._random_state_bytes if stash else 0))
+            if moment is not None or index not in schedule.runs_at:  # the last time that it runs
+                live -= stash
+            stays = (
+                schedule.there if moment is None else self._later if schedule.runs_at[index] == moment else ()
+            )
+            for storage in unit.makes:
+                if storage not in stays and storage not in passing:  # superfluous
+                    live -= sizes[storage]
+            for storage in unit.late_reads:
+                live -= self._read(storage, passing)
+        return peak, live
+
+    def _fetched(self, storages: Sequence[int], moment: int | None) -> int:
         """Return the bytes of those storages that come back from the host at this moment, once."""
         known = self._schedule.fetched_at
         if not known:
@@ -306,19 +392,5 @@ class _Walk:
         if storage in passing:
             passing[storage] -= 1
             return 0 if passing[storage] else self._sizes[storage]
-        self._readers[storage] -= 1
-        if self._readers[storage] or storage not in self._dropped_by_unit:
-            return 0
-        is_alive_anyway = self._is_from_forward(storage) and storage not in self._held
-        return 0 if is_alive_anyway else self._sizes[storage]
-
-    def _is_from_forward(self, storage: int) -> bool:
-        return storage in self._schedule.resident or (storage < 0 and storage not in self._schedule.moved)
-
-    def _release(self) -> None:
-        """Take away what a node of autograd is the last to have."""
-        gains = self.effect.gains
-        for storage, until in self._schedule.held_until.items():
-            is_ours = storage in self._held or not self._is_from_forward(storage)
-            if is_ours and storage in self._last and storage not in self._dropped_by_unit:
-                gains[until + 1] -= self._sizes[storage]
+        self._left[storage] -= 1
+        return 0 if self._left[storage] else self._freed.get(storage, 0)
