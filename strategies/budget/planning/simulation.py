@@ -275,10 +275,8 @@ class _Walk:
         last, resident, away = schedule.last, schedule.resident, schedule.moved | schedule.links
         # there from forward on, without a link, the host or a unit; held is what lives longer than unplanned
         there = {each for each in last if each in resident or (each < 0 and each not in away)}
-        owned = there if owned is None else owned
-        self._held = {
-            each for each in there if (each >= 0 or each in owned) and last[each] > self._death(each)
-        }
+        longer = {each for each in there if last[each] > self._death(each)}
+        self._held = longer if owned is None else {each for each in longer if each >= 0 or each in owned}
         # what this call is the last to have: a unit, or a node of autograd, sets it free
         ours = self._held | (last.keys() - there - schedule.outs)
         by_unit = {each for each in ours if read_until.get(each, -1) > held_until.get(each, -1)}
