@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,9 +12,8 @@ from strategies.estimate.tensors import tensors_in
 from strategies.step.sizes import TensorSize
 
 OTHER_OPERATORS = (
-    "ac=budget: a block runs other operators on smaller inputs than on the planned ones, and its plan does "
-    "not say what to keep of them: all, where that needs no more bytes, or nothing. Gradients are those of "
-    "the plain block"
+    "ac=budget: a block runs other operators on smaller inputs than on the planned ones, and what follows "
+    "them is recomputed. Gradients are those of the plain block"
 )
 OTHERS_BEFORE = (
     "ac=budget: before the first block other operators run than those of its plan, and its input stays. "
@@ -102,14 +100,6 @@ def _size(name: str, tensor: Tensor) -> TensorSize:
         raise StrategyError("ac", f"{problem}; use ac=full, ac=nested or ac=selective_op")
     kind = f"{str(tensor.dtype).removeprefix('torch.')} on {tensor.device.type}"
     return TensorSize(name, tuple(map(int, tensor.shape)), kind)
-
-
-def input_share(planned: Sequence[TensorSize], found: Sequence[TensorSize]) -> float:
-    """Return the elements of the largest planned input in a call, as a share of those that were planned."""
-    here = {each.name: math.prod(each.shape) for each in found}
-    inputs = [(math.prod(each.shape), each.name) for each in planned if each.name.startswith(_INPUT)]
-    elements, name = max(inputs, default=(0, ""))
-    return here.get(name, elements) / elements if elements else 1.0
 
 
 def _is_double(found: Sequence[TensorSize]) -> bool:

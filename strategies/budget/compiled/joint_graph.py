@@ -80,11 +80,6 @@ class JointGraph:
         return frozenset(home for node in self.plain_backward for home in self.asks(node))
 
     @property
-    def asked_bytes(self) -> int:
-        """The bytes of what backward reads of forward."""
-        return sum(value.nbytes for home in self.asked for value in tensors_in(home.meta["val"]))
-
-    @property
     def unrepeatable(self) -> frozenset[Node]:
         """The homes in forward of what may not be made again: random numbers, and what ranks exchange."""
         homes = (node for node in self._forward if node.op == "call_function" and not self._is_tuple(node))

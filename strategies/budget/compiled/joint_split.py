@@ -118,8 +118,8 @@ class PlannedPartition:
     ) -> tuple[GraphModule, GraphModule]:
         """Return the graphs of forward and backward.
 
-        Smaller inputs may have other operators, as a batch of one often has: then all is kept, where that
-        needs no more bytes than is planned, else nothing, and Python warns.
+        Smaller inputs may have other operators, as a batch of one often has: then nothing is kept,
+        and Python warns.
 
         Raises:
             StrategyError: the graph is not the planned one, or larger.
@@ -139,10 +139,10 @@ class PlannedPartition:
         return split(graph, self._kept(graph), static_lifetime_input_indices, again=nodes_again)
 
     def _kept(self, graph: JointGraph) -> frozenset[Node]:
-        """Return what forward saves; of other operators, which smaller inputs may have, all or nothing."""
+        """Return what forward saves; of other operators, which smaller inputs may have, nothing."""
         if self.plan.plain:
             return graph.asked
         if graph.digest == self.plan.graph:
             return frozenset(map(graph.node_of, self.plan.keep))
         warnings.warn(OTHER_OPERATORS, stacklevel=2)
-        return graph.asked if graph.asked_bytes <= self.plan.kept_bytes else graph.unrepeatable
+        return graph.unrepeatable

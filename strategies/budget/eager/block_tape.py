@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, auto
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -35,14 +34,6 @@ _CAST = "aten._to_copy.default"
 
 Address: TypeAlias = tuple[int, int]
 """Operator that makes a storage, and number of the result."""
-
-
-class Beyond(Enum):
-    """What becomes of what autograd saves of operators that were not planned."""
-
-    REFUSED = auto()
-    RECOMPUTED = auto()
-    KEPT = auto()
 
 
 class StorageHome:
@@ -123,18 +114,16 @@ class BlockTape(OperatorMode):
         fates: what is kept, and what waits on the host.
         ledger: the host copies of the model.
         region: who answers for their bytes.
-        beyond: what becomes of what autograd saves from the first operator on that was not planned.
+        is_exact: refuse operators that were not planned; what follows them is recomputed else.
 
     Attributes:
         is_as_planned: whether forward has had the planned operators.
     """
 
-    def __init__(
-        self, fates: Fates, ledger: HostLedger, region: Any, *, beyond: Beyond = Beyond.REFUSED
-    ) -> None:
+    def __init__(self, fates: Fates, ledger: HostLedger, region: Any, *, is_exact: bool = True) -> None:
         super().__init__()
         self._fates, self._ledger, self._region = fates, ledger, region
-        self._beyond = beyond
+        self._is_exact = is_exact
         self.is_as_planned = True
         self._enclosing: Any = _hooks_around()
         self._end_early: Callable[[], None] | None = None
@@ -208,13 +197,13 @@ class BlockTape(OperatorMode):
         self._is_before = True
         self.__enter__()
 
-    def reach(self, module: nn.Module, inputs: Iterable[Tensor], beyond: Beyond) -> bool:
+    def reach(self, module: nn.Module, inputs: Iterable[Tensor], *, is_exact: bool) -> bool:
         """Go on with the block itself; say whether all was as planned before it.
 
         Args:
             module: the block.
             inputs: what it is called with.
-            beyond: what becomes of operators of the block that were not planned.
+            is_exact: refuse operators of the block that were not planned.
         """
         del module
         if not self.end_before() or self._is_spoilt or self._count != len(self._fates.plan.before):
@@ -222,7 +211,7 @@ class BlockTape(OperatorMode):
         homes = (self._homes.get(_storage_of(each) or 0) for each in inputs)
         if all(home is None or home.address is None for home in homes):
             return False
-        self._beyond = beyond
+        self._is_exact = is_exact
         self._enclosing = _hooks_around()
         return True
 
@@ -293,7 +282,7 @@ class BlockTape(OperatorMode):
         """Return what the graph holds for `saved`."""
         dense = dense_of(saved)
         home = None if dense is None else self._homes.get(identity_of(dense))
-        if dense is None or home is None or home.address is None or self._keeps_all:
+        if dense is None or home is None or home.address is None:
             with self._pause:
                 return self._packed_around(saved)
         if type(saved) in PLAIN:
@@ -323,10 +312,6 @@ class BlockTape(OperatorMode):
     def _redeem(self, ticket: SliceTicket) -> Tensor:
         return ticket.redeem()
 
-    @property
-    def _keeps_all(self) -> bool:
-        return self._beyond is Beyond.KEPT and not self.is_as_planned
-
     def finish(self) -> None:
         """Let go of everything but what tickets need.
 
@@ -348,7 +333,7 @@ class BlockTape(OperatorMode):
         """Finish a call that has not come to all of its modules."""
         self._end_early = None
         self._require_unwritten()
-        self._beyond = Beyond.RECOMPUTED
+        self._is_exact = False
         with torch.no_grad(), self._pause:
             self.finish()
 
@@ -535,12 +520,12 @@ class BlockTape(OperatorMode):
         return next((f"its forward has no {value}" for value in missing), None)
 
     def _leave_plan(self, problem: str) -> None:
-        """Keep what was kept so far, and of what follows all or nothing.
+        """Keep what was kept so far, and recompute what follows.
 
         Raises:
             StrategyError: forward must be the planned one.
         """
-        if self._beyond is Beyond.REFUSED:
+        if self._is_exact:
             remedy = "a plan is for one forward; plan a step with data (Budget.write_plan), or use ac=nested"
             raise StrategyError(
                 "ac", f"{self._fates.plan.fqn!r} is not as it was planned: {problem}; {remedy}"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from strategies.base import StrategyError
-from strategies.budget.eager.block_tape import Address, Beyond, BlockTape, Fates, StorageHome, identity_of
+from strategies.budget.eager.block_tape import Address, BlockTape, Fates, StorageHome, identity_of
 from strategies.budget.eager.contents import Content, TapedOperator, below_autograd, needed_operators
 from strategies.budget.eager.slice_ticket import SliceTicket
 from strategies.estimate.recomputing import recomputing
@@ -41,7 +41,7 @@ class Group:
         self._second = SecondForward()
 
     def tape(
-        self, fates: Fates, ledger: HostLedger, region: Any, module: nn.Module, *, beyond: Beyond
+        self, fates: Fates, ledger: HostLedger, region: Any, module: nn.Module, *, is_exact: bool
     ) -> GroupedTape:
         """Return the tape of a block that begins its forward; one that comes too early begins anew.
 
@@ -52,7 +52,7 @@ class Group:
             self._second = SecondForward()
         self._second.latest = number
         is_last = number == len(self._numbers) - 1
-        tape = GroupedTape(fates, ledger, region, beyond=beyond, second=self._second, is_last=is_last)
+        tape = GroupedTape(fates, ledger, region, is_exact=is_exact, second=self._second, is_last=is_last)
         self._second.members.append(Member(module=weakref.ref(module)))
         if is_last:
             self._second = SecondForward()
@@ -120,7 +120,7 @@ class GroupedTape(BlockTape):
     Args:
         fates: what the block keeps from the second forward on.
         ledger, region: as those of any tape.
-        beyond: what becomes of what autograd saves from the first operator on that was not planned.
+        is_exact: as of any tape.
         second: the second forward of the group.
         is_last: whether nobody reads what it hands on.
     """
@@ -131,11 +131,11 @@ class GroupedTape(BlockTape):
         ledger: HostLedger,
         region: Any,
         *,
-        beyond: Beyond,
+        is_exact: bool,
         second: SecondForward,
         is_last: bool,
     ) -> None:
-        super().__init__(replace(fates, held=frozenset()), ledger, region, beyond=beyond)
+        super().__init__(replace(fates, held=frozenset()), ledger, region, is_exact=is_exact)
         self._later, self._second, self._is_last = fates.held, second, is_last
         self._is_open = True
         self._tickets: list[weakref.ref[SliceTicket]] = []
@@ -167,10 +167,10 @@ class GroupedTape(BlockTape):
         super().resume(given)
         self.offer(given)
 
-    def reach(self, module: nn.Module, inputs: Iterable[Tensor], beyond: Beyond) -> bool:
+    def reach(self, module: nn.Module, inputs: Iterable[Tensor], *, is_exact: bool) -> bool:
         """Go on with the block itself; say whether all was as planned before it."""
         self._second.members[-1].module = weakref.ref(module)
-        return super().reach(module, inputs, beyond)
+        return super().reach(module, inputs, is_exact=is_exact)
 
     def hand_on(self, results: Iterable[Tensor]) -> None:
         """Take note of what the next block may read; call it when the block has run."""

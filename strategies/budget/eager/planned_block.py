@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from strategies.base import Observation, StrategyError
-from strategies.budget.eager.block_tape import Beyond, BlockTape, Fates
+from strategies.budget.eager.block_tape import BlockTape, Fates
 from strategies.budget.eager.group_tape import Group
 from strategies.budget.plan import BlockPlan
 from strategies.estimate.tensors import tensors_in
@@ -23,7 +23,6 @@ from strategies.step.call_sizes import (
     OTHER_OPERATORS,
     OTHERS_BEFORE,
     difference,
-    input_share,
     input_sizes,
     parameter_sizes,
     size_key,
@@ -64,8 +63,8 @@ class PlannedBlock:
         region: Any,
         module: nn.Module,
         inputs: Iterable[Tensor],
-        beyond: Beyond,
         *,
+        is_exact: bool = True,
         is_own: bool = False,
     ) -> BlockTape:
         """Return the tape of a call that begins with `module`, in place of one that has not ended.
@@ -74,7 +73,7 @@ class PlannedBlock:
             region: what carries the plan out.
             module: the module.
             inputs: tensors that it is called with.
-            beyond: what becomes of operators that were not planned.
+            is_exact: refuse operators that were not planned.
             is_own: whether the operators before the block are none of the plan's.
         """
         self._end_early()
@@ -82,9 +81,9 @@ class PlannedBlock:
             self.ledger.begin_forward()
         fates = Fates.of(self.plan.parted()[1]) if is_own else self._fates
         tape = (
-            BlockTape(fates, self.ledger, region, beyond=beyond)
+            BlockTape(fates, self.ledger, region, is_exact=is_exact)
             if self.group is None
-            else self.group.tape(fates, self.ledger, region, module, beyond=beyond)
+            else self.group.tape(fates, self.ledger, region, module, is_exact=is_exact)
         )
         tape.offer(inputs)
         return tape
@@ -92,7 +91,7 @@ class PlannedBlock:
     @contextmanager
     def followed(self, region: Any, module: nn.Module) -> Iterator[None]:
         """Follow what `module` does inside the scope, before it calls the block."""
-        tape = self.begun(region, module, (), Beyond.REFUSED)
+        tape = self.begun(region, module, ())
         self._open, self._next = tape, 0
         tape.begin_before()
         try:
@@ -104,7 +103,7 @@ class PlannedBlock:
                 tape.close()
 
     def reached(
-        self, region: Any, module: nn.Module, inputs: Iterable[Tensor], beyond: Beyond
+        self, region: Any, module: nn.Module, inputs: Iterable[Tensor], *, is_exact: bool
     ) -> BlockTape | None:
         """Return the tape of a call that has come to the block; `None` where a compiled one has none.
 
@@ -113,13 +112,13 @@ class PlannedBlock:
         given = list(inputs)
         tape, self._open = self._open, None
         is_of_other_size, self.is_of_other_size = self.is_of_other_size, False
-        if tape is not None and tape.reach(module, given, beyond):
+        if tape is not None and tape.reach(module, given, is_exact=is_exact):
             tape.offer(given)
             return tape
-        if beyond is Beyond.REFUSED and not is_of_other_size:
+        if is_exact and not is_of_other_size:
             self.warn(OTHERS_BEFORE)
         is_compiled = len(self.plan.before) == self.plan.operators
-        return None if is_compiled else self.begun(region, module, given, beyond, is_own=True)
+        return None if is_compiled else self.begun(region, module, given, is_exact=is_exact, is_own=True)
 
     def resumed(self, number: int, inputs: Iterable[Tensor]) -> BlockTape | None:
         """Return the tape of the call that has come to its module of that number.
@@ -185,7 +184,7 @@ class PlannedModule:
         """Return `body(*args, **kwargs)`, with what autograd saves of it as planned.
 
         Smaller inputs may have other operators, as a batch of one often has. What follows the first of them
-        is kept where all of it needs no more bytes than is planned, else recomputed, and Python warns once.
+        is recomputed, and Python warns once.
         It warns, too, where other operators ran before a block whose plan has some of them; these stay then.
 
         Raises:
@@ -221,31 +220,30 @@ class PlannedModule:
     def _tape(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockTape | None:
         """Return the tape of the call, `None` where it runs untouched."""
         block, inputs = self.block, tensors_in((args, kwargs))
-        beyond = self._beyond(module, args, kwargs)
+        is_exact = self._is_exact(module, args, kwargs)
         if self.number:
             return block.resumed(self.number, inputs)
         if block.plan.caller is None:
-            return block.begun(self, module, inputs, beyond)
-        return block.reached(self, module, inputs, beyond)
+            return block.begun(self, module, inputs, is_exact=is_exact)
+        return block.reached(self, module, inputs, is_exact=is_exact)
 
-    def _beyond(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Beyond:
-        """Return what becomes of operators that were not planned; refuse larger inputs, other parameters."""
+    def _is_exact(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Say whether a call has the planned sizes; refuse larger inputs, and other parameters."""
         plan = self.block.plan
         if not plan.sizes:
-            return Beyond.REFUSED
+            return True
         key = size_key(module, () if self.number else args, {} if self.number else kwargs)
         if key == self._planned_key:
-            return Beyond.REFUSED
+            return True
         planned, found = self._planned_sizes(), self._sizes(module, args, kwargs)
         if found == planned:
             self._planned_key = key
-            return Beyond.REFUSED
+            return True
         unlike = difference(planned, found)
         if unlike is not None:
             problem = f"the plan of {plan.fqn!r} was {unlike}; make it again for these sizes"
             raise StrategyError("ac", problem)
-        saved_bytes = input_share(planned, found) * plan.saved_bytes
-        return Beyond.KEPT if saved_bytes <= plan.kept_bytes else Beyond.RECOMPUTED
+        return False
 
     def _planned_sizes(self) -> tuple[TensorSize, ...]:
         """Return the planned sizes of the module; those of inputs belong to the first one."""

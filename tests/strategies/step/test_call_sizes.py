@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from strategies.step.call_sizes import difference, input_share, size_key, sizes_of
+from strategies.step.call_sizes import difference, size_key, sizes_of
 
 ROWS = torch.ones(32, 8)
 DIFFERENT = {
@@ -76,13 +76,6 @@ def test_a_model_that_was_made_float64_is_as_it_was_planned() -> None:
     for rows, problem in ((ROWS[:3], None), (torch.ones(33, 8), "made for input 0 of (32, 8), not (33, 8)")):
         found = sizes_of(double, (rows.double(), torch.ones(3, dtype=torch.long)), {})
         assert difference(planned, found) == problem
-
-
-def test_the_share_of_the_largest_input() -> None:
-    planned = sizes_of(nn.Linear(8, 2), (torch.ones(2), ROWS), {})
-    found = sizes_of(nn.Linear(8, 2), (torch.ones(2), ROWS[:8]), {})
-    assert input_share(planned, found) == 0.25
-    assert input_share((), ()) == 1.0
 
 
 @pytest.mark.parametrize(("width", "inputs", "expected"), DIFFERENT.values(), ids=DIFFERENT)
