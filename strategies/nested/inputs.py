@@ -19,7 +19,7 @@ from strategies.nested.nested_regions import Path, path_name
 from strategies.nested.offloads import storage_of
 from strategies.nested.tape import Slot
 from strategies.regions.rewind import is_lent
-from strategies.regions.saved_tensors import Packed, kept, likened
+from strategies.regions.saved_tensors import Packed, kept, without_graph
 
 Line: TypeAlias = tuple[str, int]
 """File and number of a line."""
@@ -60,7 +60,7 @@ class Reading:
             problem = f"region {name} reads {self._what()}, which is later changed in place"
             remedy = f"so {name} cannot be recomputed; include that change in {name}"
             raise StrategyError("ac", f"{problem}, {remedy}") from error
-        tensor = likened(packed.detach(), type(packed), vars(packed)).requires_grad_(self.requires_grad)
+        tensor = without_graph(packed).requires_grad_(self.requires_grad)
         with torch.enable_grad():
             return tensor.clone() if self.is_written else tensor  # nobody may write into a leaf
 

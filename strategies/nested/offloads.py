@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
+from strategies.estimate.liveness import key_of
 from strategies.nested.nested_regions import Path
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.offload_kinds import OffloadKind
@@ -123,4 +124,4 @@ class Offloads:
 def storage_of(tensor: Tensor) -> int:
     """Return the identity of the storage of `tensor`; of the tensor itself where it has none."""
     local = memory_of(tensor)
-    return id(tensor) if local is None else int(local.untyped_storage()._cdata)  # noqa: SLF001 (the identity that storages have)
+    return id(tensor) if local is None else key_of(local)

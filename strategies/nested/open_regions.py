@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +25,7 @@ from strategies.nested.offloads import Offloads
 from strategies.nested.repetition import Region
 from strategies.nested.tape import Call, Slot, read_from_outside
 from strategies.nested.tickets import Ticket
-from strategies.regions.saved_tensors import Packed, kept
-
-Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
-"""What packs a tensor that autograd saves, and what unpacks it."""
+from strategies.regions.saved_tensors import Hooks, Packed, kept, packed_by
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -148,27 +144,20 @@ class OpenRegions:
     def saved(self, tensor: Tensor, call: Call | None) -> Packed:
         """Return what autograd keeps in the place of a tensor that it saves in `call`."""
         if call is None and self._open:
-            return self.packed_around(tensor)
+            return packed_by(self.around, tensor)
         is_settled = self.is_settled and call is not None
         ticket = Ticket(tensor)
         if call is not None:
             call.tickets.append(weakref.ref(ticket))
         if is_settled and self._recomputed is not None:
             ticket.belong(self._open[0].region, self._recomputed)
-            return ticket.unpack
+            return ticket.redeem
         ticket.packed = kept(tensor)
         if is_settled:
             self._place(ticket, tensor, self.latest)
         else:
             self._waiting.append(ticket)
-        return ticket.unpack
-
-    def packed_around(self, tensor: Tensor) -> Packed:
-        """Return what the hooks around the forward make of a tensor that no region takes."""
-        if self.around is None:
-            return kept(tensor)
-        pack, unpack = self.around
-        return partial(unpack, pack(tensor))
+        return ticket.redeem
 
     # -- where they begin and end -------------------------------------------------------------------------
 
@@ -237,7 +226,7 @@ class OpenRegions:
             return owned
         if self._outer:
             return reading_of(tensor, path)
-        packed = self.offloads.of_input(tensor, path) or self.packed_around(tensor)
+        packed = self.offloads.of_input(tensor, path) or packed_by(self.around, tensor)
         return Reading(packed, tensor.requires_grad, path, tensor.shape, (name, line_of_user()), is_written)
 
     # -- what belongs to them -----------------------------------------------------------------------------
@@ -271,4 +260,4 @@ class OpenRegions:
             if moved is not None:
                 ticket.packed = moved
                 return
-        ticket.packed = self.packed_around(tensor)
+        ticket.packed = packed_by(self.around, tensor)

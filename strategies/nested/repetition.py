@@ -23,7 +23,7 @@ from strategies.nested.nest_options import Regions
 from strategies.nested.nested_regions import path_name
 from strategies.nested.tape import Call, Following, Slot, read_from_outside, run
 from strategies.nested.tickets import Ticket
-from strategies.regions.saved_tensors import likened
+from strategies.regions.saved_tensors import without_graph
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -175,7 +175,7 @@ class Repetition:
 
     def _boxed(self, tensor: Tensor) -> list[Tensor]:
         """Hold `tensor` until the call returns, which may differentiate what it does."""
-        box = [likened(tensor.detach(), type(tensor), vars(tensor))]
+        box = [without_graph(tensor)]
         self._boxes.append(box)
         return box
 

@@ -32,7 +32,7 @@ from strategies.nested.tape import Call, Slot
 from strategies.nested.tickets import Ticket
 from strategies.regions.own_parameters import identities_of, of_other_parameters, weights_of
 from strategies.regions.rewind import RewoundCall, all_modules
-from strategies.regions.saved_tensors import Packed
+from strategies.regions.saved_tensors import Packed, hooks_around, packed_by, unpacked
 
 _RANDOM = re.compile(
     "rand|drop|bernoulli|multinomial|normal|rrelu|attention|uniform|exponential|poisson|geometric|cauchy"
@@ -91,8 +91,8 @@ class TapeWriter(Listener):
         Raises:
             StrategyError: the regions do not fit what it does.
         """
-        self._regions.around = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001
-        with self.listening(), saved_tensors_hooks(self._pack, _unpack), _refusing_transforms():
+        self._regions.around = hooks_around()
+        with self.listening(), saved_tensors_hooks(self._pack, unpacked), _refusing_transforms():
             yield
             with self.aside():
                 self._regions.settle(())
@@ -295,7 +295,7 @@ class TapeWriter(Listener):
         was_quiet, self._is_quiet = self._is_quiet, True
         try:  # a function of autograd may be running, and this code is none of it
             if not self._regions.is_open() or self._task != running_backward():
-                return self._regions.packed_around(tensor)
+                return packed_by(self._regions.around, tensor)
             return self._regions.saved(tensor, self._running)
         finally:
             self._is_quiet = was_quiet
@@ -304,7 +304,7 @@ class TapeWriter(Listener):
     def _without_hooks(self) -> Iterator[None]:
         """Have autograd save as it does elsewhere, in a module of no region."""
         autograd = torch._C._autograd  # noqa: SLF001 (nothing public takes hooks away)
-        hooks = autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001
+        hooks = hooks_around()
         if hooks is None or hooks[0] != self._pack:
             yield
             return
@@ -397,10 +397,6 @@ def _refusing_transforms() -> Iterator[None]:
 def _is_own(weight: Tensor) -> bool:
     """Whether a sharded model's forward finds this as its parameter; FSDP1 lends views of what it gathers."""
     return isinstance(weight, nn.Parameter) or isinstance(weight._base, FlatParameter)  # noqa: SLF001 (no public name)
-
-
-def _unpack(packed: Packed) -> Tensor:
-    return packed()
 
 
 def _name(func: Any) -> str:

@@ -72,7 +72,7 @@ class Ticket:
             raise RuntimeError(f"ac: {problem}, and before its backward; update it after backward")
         self._filled = Version(counter=tensor, expected=current)
 
-    def unpack(self) -> Tensor:
+    def redeem(self) -> Tensor:
         """Return the saved tensor.
 
         Raises:

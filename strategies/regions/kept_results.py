@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from strategies.base import StrategyError
+from strategies.estimate.liveness import key_of
 from strategies.estimate.tensors import plain_tensors, tensors_in, tensors_written
 from strategies.generators import State, of_device
 from strategies.regions.operator_names import Operator
@@ -198,7 +199,7 @@ def _storages(tensors: Iterable[Tensor]) -> set[int]:
         for tensor in tensors
     )
     return {
-        part.untyped_storage()._cdata  # noqa: SLF001 (the identity that storages have)
+        key_of(part)
         for part in chain.from_iterable(parts)
         if part.layout is torch.strided and not part.is_nested
     }

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +20,13 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from strategies.base import Observation, StrategyError
+from strategies.estimate.liveness import key_of
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.offload_kinds import OFFLOAD_KINDS, OffloadKind
-from strategies.regions.saved_tensors import Packed, kept, memory_of, moved
+from strategies.regions.saved_tensors import Packed, hooks_around, kept, memory_of, moved, packed_by, unpacked
 from strategies.regions.versions import Version
 
 __all__ = ["HostLedger", "Offloading"]
-
-_Hooks: TypeAlias = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -73,7 +72,7 @@ class Offloading:
         pack = _Pack(self, module, inputs)
         if not pack.is_in_backward:
             self.ledger.begin_forward()
-        with saved_tensors_hooks(pack, _unpack):
+        with saved_tensors_hooks(pack, unpacked):
             try:
                 return body(*args, **kwargs)
             finally:
@@ -113,7 +112,7 @@ class _Pack:
     def __init__(self, region: Offloading, module: nn.Module, inputs: list[Tensor]) -> None:
         # torch's checkpoint asks the first in the same way; nothing public tells either
         self.is_in_backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001
-        self.enclosing: _Hooks | None = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001
+        self.enclosing = hooks_around()
         self._region = region
         self._operator = -1
         self._fresh: list[_Fresh] = []
@@ -127,7 +126,7 @@ class _Pack:
         """Move a saved tensor to the host if it is chosen; return what gives it back."""
         local = memory_of(saved)
         if local is None or not self._is_chosen(local):
-            return self._packed_around(saved)
+            return packed_by(self.enclosing, saved)
         if self.is_in_backward or local.device.type != self._device_type or local in self._kept:
             return kept(saved)
         operator = torch._C._autograd._get_sequence_nr()  # type: ignore[attr-defined]  # noqa: SLF001 (no public way)
@@ -149,13 +148,7 @@ class _Pack:
     def _is_chosen(self, local: Tensor) -> bool:
         if self._region.kind == "all":
             return True
-        return (_storage_identity(local) in self._inputs) == (self._region.kind == "inputs")
-
-    def _packed_around(self, saved: Tensor) -> Packed:
-        if self.enclosing is None:
-            return kept(saved)
-        pack, unpack = self.enclosing
-        return partial(unpack, pack(saved))
+        return (key_of(local) in self._inputs) == (self._region.kind == "inputs")
 
 
 class _Fresh:
@@ -179,10 +172,6 @@ class _Fresh:
 
     def __call__(self) -> Tensor:
         return self._packed()
-
-
-def _unpack(packed: Packed) -> Tensor:
-    return packed()
 
 
 def _settle(pack: _Pack) -> None:
@@ -211,7 +200,7 @@ class KeptStorages:
     def __contains__(self, local: Tensor) -> bool:
         if self._gathers:
             self._identities = self._given | self._owned()
-        return _storage_identity(local) in self._identities
+        return key_of(local) in self._identities
 
     def _owned(self) -> set[int | None]:
         """Return the storages that modules own, which are never offloaded."""
@@ -227,9 +216,4 @@ class KeptStorages:
 
 def _identity(tensor: Tensor) -> int | None:
     local = memory_of(tensor)
-    return _storage_identity(local) if local is not None else None
-
-
-def _storage_identity(local: Tensor) -> int:
-    identity: int = local.untyped_storage()._cdata  # noqa: SLF001 (the identity that storages have)
-    return identity
+    return key_of(local) if local is not None else None

@@ -17,9 +17,8 @@ from strategies.regions.operator_names import SaveList
 from strategies.regions.own_parameters import with_own_parameters
 from strategies.regions.policy import selective_contexts
 from strategies.regions.rewind import Rewind, RewoundCall, all_modules
-from strategies.regions.saved_tensors import likened
+from strategies.regions.saved_tensors import likened, without_graph
 from strategies.regions.torch_facts import selective_takes_hooks
-from strategies.regions.versions import PLAIN, alias_of_plain
 
 
 @dataclass(kw_only=True, slots=True)
@@ -175,8 +174,7 @@ def _apart(output: Any, inputs: list[Any]) -> Any:
     """
     if not isinstance(output, Tensor) or any(output is each for each in inputs):
         return output
-    alias = alias_of_plain(output) if type(output) in PLAIN else output.detach()
-    return likened(alias, type(output), vars(output))
+    return without_graph(output)
 
 
 def _saver(save_list: SaveList, fired: set[str]) -> Callable[[], Any]:

@@ -1,4 +1,15 @@
-"""What the autograd graph holds for a saved tensor: the tensor, a view of a host copy, or a handle."""
+"""What the autograd graph holds for a saved tensor: the tensor, a view of a host copy, or a ticket.
+
+A ticket stands for a tensor that is made again, and is redeemed once. There are two, with nothing to share:
+
+* That of a nested region (`nested.tickets`) waits until calls of modules run again and save the tensor once
+  more. It cannot ask for one tensor: hooks of modules, FSDP's too, and state belong to whole calls.
+* That of a plan (`budget.eager.slice_ticket`) asks for the operators that make its storage; no others run.
+
+What runs again reads its inputs in two ways for the same reason: calls read whole tensors from outside of the
+region, cut off from their graph (`nested.inputs`); operators read places in storages, whose readers Python
+counts, so that a storage is freed with the last of them (`budget.eager.contents`).
+"""
 
 from __future__ import annotations
 
@@ -22,14 +33,33 @@ Packed: TypeAlias = Callable[[], Tensor]
 `RuntimeError` where it was written in place since.
 """
 
+Hooks: TypeAlias = "tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]"
+"""What packs a tensor that autograd saves, and what unpacks it."""
+
+
+def hooks_around() -> Hooks | None:
+    """Return the hooks that stand here, of which autograd calls only the innermost pair; `None` for none."""
+    hooks: Hooks | None = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001 (no public way)
+    return hooks
+
+
+def packed_by(hooks: Hooks | None, saved: Tensor) -> Packed:
+    """Return what hooks make of a saved tensor that is none of a region's; without hooks it stays."""
+    if hooks is None:
+        return kept(saved)
+    pack, unpack = hooks
+    return partial(unpack, pack(saved))
+
+
+def unpacked(packed: Packed) -> Tensor:
+    """Return what was packed: the unpack hook of all that pack so."""
+    return packed()
+
 
 def kept(saved: Tensor) -> Packed:
     """Return `saved` itself, where it is."""
     # the result of an operator refers to the node that saves it: kept as it is, neither is ever freed
-    tensor = saved
-    if saved.grad_fn is not None:
-        tensor = alias_of_plain(saved) if type(saved) in PLAIN else saved.detach()
-        tensor = likened(tensor, type(saved), attributes_of(saved))
+    tensor = saved if saved.grad_fn is None else without_graph(saved)
     version = Version(counter=tensor, expected=saved._version)  # noqa: SLF001 (as autograd checks it)
 
     def unpack() -> Tensor:
@@ -64,6 +94,12 @@ def moved(saved: Tensor, local: Tensor, *, ledger: HostLedger, region: Hashable)
         return likened(tensor if placed is None else placed(tensor), cls, attributes)
 
     return unpack
+
+
+def without_graph(tensor: Tensor) -> Tensor:
+    """Return another tensor on the memory of `tensor`, with its counter, its type and its attributes."""
+    alias = alias_of_plain(tensor) if type(tensor) in PLAIN else tensor.detach()
+    return likened(alias, type(tensor), attributes_of(tensor))
 
 
 def attributes_of(tensor: Tensor) -> Mapping[str, Any]:

@@ -53,14 +53,17 @@ class Version(NamedTuple):
             RuntimeError: in the words of autograd.
         """
         if self.is_past():
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace "
-                f"operation: [{saved.dtype} {list(saved.shape)}] is at version {self._current()}; "
-                f"expected version {self.expected} instead."
-            )
+            now = f"is at version {self._current()}; expected version {self.expected} instead."
+            raise modified(f"[{saved.dtype} {list(saved.shape)}] {now}")
 
     def _current(self) -> int:
         return self.counter._version  # noqa: SLF001 (as autograd checks it)
+
+
+def modified(what: str) -> RuntimeError:
+    """Return the refusal of a saved tensor that was written since, in the words of autograd."""
+    words = "one of the variables needed for gradient computation has been modified by an inplace operation"
+    return RuntimeError(f"{words}: {what}")
 
 
 def _have_one_counter(one: Tensor, other: Tensor) -> bool:

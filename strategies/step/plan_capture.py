@@ -31,7 +31,7 @@ from strategies.estimate.tensors import gradients_of, plain_tensors, tensors_in
 from strategies.generators import DrawWatch
 from strategies.regions.blocks import Enclosed, ModelModules
 from strategies.regions.region import Region, enclose, region_of
-from strategies.regions.saved_tensors import kept, local_of, placed_as
+from strategies.regions.saved_tensors import hooks_around, kept, local_of, placed_as, unpacked
 from strategies.step.before_blocks import Before, join, joined, signature_of
 from strategies.step.call_sizes import input_sizes, parameter_sizes, sizes_of
 from strategies.step.late_value import JustSaved, given
@@ -273,7 +273,7 @@ class _Watch(OperatorMode):
 
     def _note_in(self, call: BlockCall) -> None:
         call.operators.append(len(self._operators) - 1)
-        hooks = _hooks()
+        hooks = hooks_around()
         call.has_own_hooks |= hooks is not None and hooks[0] is not self._pack
 
     def _operator(
@@ -406,7 +406,7 @@ class _Watch(OperatorMode):
 
         self._pack = partial(self._packed, call=number)
         try:
-            with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpacked), _AsTaped():
+            with torch.autograd.graph.saved_tensors_hooks(self._pack, unpacked), _AsTaped():
                 return body()
         except RuntimeError as error:
             if _REFUSES_HOOKS not in str(error):
@@ -597,7 +597,7 @@ class _Saving:
 
 def _is_plain_forward() -> bool:
     """Say whether a forward with gradients runs that nobody packs saved tensors of."""
-    return torch.is_grad_enabled() and running_node() is None and _hooks() is None
+    return torch.is_grad_enabled() and running_node() is None and hooks_around() is None
 
 
 class _AsTaped(OperatorMode):
@@ -608,14 +608,9 @@ class _AsTaped(OperatorMode):
         return func(*args, **kwargs)
 
 
-def _hooks() -> Any:
-    """Return what packs and unpacks saved tensors now, `None` where nothing does."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001 (no public way)
-
-
 def _packer() -> str:
     """Return the qualified name of what packs saved tensors now."""
-    hooks = _hooks()
+    hooks = hooks_around()
     return "" if hooks is None else f"{hooks[0].__module__}.{hooks[0].__qualname__}"
 
 
@@ -624,7 +619,3 @@ def _copy_of(tensor: Tensor) -> Tensor:
     whole = tensor.untyped_storage().nbytes() // tensor.element_size()
     copy = tensor.detach().as_strided((whole,), (1,), 0).clone()
     return copy.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
-
-
-def _unpacked(packed: Callable[[], Tensor]) -> Tensor:
-    return packed()

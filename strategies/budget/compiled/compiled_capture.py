@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import count
 from typing import Any
 
@@ -27,6 +26,7 @@ from strategies.base import Observation, RunnableStep, StrategyError
 from strategies.budget.compiled.joint_graph import JointGraph
 from strategies.budget.compiled.joint_split import split
 from strategies.regions.blocks import ModelModules
+from strategies.regions.saved_tensors import hooks_around, packed_by
 from strategies.step.plan_capture import capture, enclosed
 from strategies.step.step_graph import StepGraph
 
@@ -298,11 +298,8 @@ class _AskingBackward(Interpreter):
 
 def _packed(value: Tensor) -> _Unpack:
     """Return what gives a saved value back, by the hooks that stand around the block."""
-    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001 (no public way)
-    if hooks is None:
-        return lambda: value
-    pack, unpack = hooks
-    return partial(unpack, pack(value))
+    hooks = hooks_around()
+    return (lambda: value) if hooks is None else packed_by(hooks, value)
 
 
 def _plain(graph: GraphModule, inputs: Any) -> Callable[..., Any]:  # noqa: ARG001 (backends get them)

@@ -18,10 +18,11 @@ from strategies.base import StrategyError
 from strategies.budget.eager.contents import Content, Reading, TapedOperator
 from strategies.budget.eager.slice_ticket import Pause, SliceTicket
 from strategies.budget.plan import BlockPlan, Value, input_value
+from strategies.estimate.liveness import key_of
 from strategies.estimate.tensors import tensors_in
 from strategies.generators import DrawWatch, stashed
 from strategies.regions.host_copies import HostLedger
-from strategies.regions.saved_tensors import Packed, kept, local_of
+from strategies.regions.saved_tensors import Packed, hooks_around, local_of, packed_by
 from strategies.regions.versions import PLAIN, Version, version_of
 from strategies.step.before_blocks import signature_of
 from strategies.step.late_value import JustSaved, given
@@ -125,7 +126,7 @@ class BlockTape(OperatorMode):
         self._fates, self._ledger, self._region = fates, ledger, region
         self._is_exact = is_exact
         self.is_as_planned = True
-        self._enclosing: Any = _hooks_around()
+        self._enclosing: Any = hooks_around()
         self._end_early: Callable[[], None] | None = None
         self._handed_on: dict[int, int] = {}
         self._seen: list[tuple[Tensor, int]] = []
@@ -144,7 +145,7 @@ class BlockTape(OperatorMode):
             address = _address(input_value(number))
             dense = dense_of(tensor) if address in self._fates.on_host else None
             if dense is not None:
-                self._homes[identity_of(dense)] = StorageHome(tensor, dense, Content(None), address)
+                self._homes[key_of(dense)] = StorageHome(tensor, dense, Content(None), address)
 
     def pause(self, results: Iterable[Tensor], end_early: Callable[[], None]) -> None:
         """Wait for the next module of the call.
@@ -169,7 +170,7 @@ class BlockTape(OperatorMode):
             StrategyError: what the module before it has made was written to since.
         """
         self._end_early = None
-        self._enclosing = _hooks_around()
+        self._enclosing = hooks_around()
         self._require_unwritten()
         for tensor in inputs:
             version = self._handed_on.get(_storage_of(tensor) or 0)
@@ -212,7 +213,7 @@ class BlockTape(OperatorMode):
         if all(home is None or home.address is None for home in homes):
             return False
         self._is_exact = is_exact
-        self._enclosing = _hooks_around()
+        self._enclosing = hooks_around()
         return True
 
     def end_before(self) -> bool:
@@ -281,10 +282,10 @@ class BlockTape(OperatorMode):
     def pack(self, saved: Tensor) -> Packed:
         """Return what the graph holds for `saved`."""
         dense = dense_of(saved)
-        home = None if dense is None else self._homes.get(identity_of(dense))
+        home = None if dense is None else self._homes.get(key_of(dense))
         if dense is None or home is None or home.address is None:
             with self._pause:
-                return self._packed_around(saved)
+                return packed_by(self._enclosing, saved)
         if type(saved) in PLAIN:
             version = version_of(saved)
         else:
@@ -294,7 +295,7 @@ class BlockTape(OperatorMode):
         ticket = SliceTicket(home.latest, layout, version, self._pause)
         home.tickets.append(weakref.ref(ticket))
         if home.address >= (len(self._fates.plan.before), 0):
-            self._saved.add(ticket, identity_of(dense), layout)
+            self._saved.add(ticket, key_of(dense), layout)
         return self._redeemer(ticket, saved.device)
 
     def _redeemer(self, ticket: SliceTicket, device: torch.device) -> Packed:
@@ -347,7 +348,7 @@ class BlockTape(OperatorMode):
     def _follow(self, detached: Tensor) -> None:
         """Note a tensor with a version of its own, such as factories of Python return."""
         dense = dense_of(detached)
-        home = None if dense is None else self._homes.get(identity_of(dense))
+        home = None if dense is None else self._homes.get(key_of(dense))
         if home is not None and home.address in self._fates.held:
             home.tensors.append(detached)
 
@@ -378,7 +379,7 @@ class BlockTape(OperatorMode):
         return [self._read(each) for each in value] if isinstance(value, list | tuple) else value
 
     def _home(self, tensor: Tensor, dense: Tensor) -> StorageHome:
-        key = identity_of(dense)
+        key = key_of(dense)
         home = self._homes.get(key)
         if home is None:
             home = self._homes[key] = StorageHome(tensor, dense, Content(None), None)
@@ -397,7 +398,7 @@ class BlockTape(OperatorMode):
                     "ac",
                     f"{facts.name} in {self._fates.plan.fqn!r} writes to a {kind}, which no plan follows",
                 )
-            found[identity_of(dense)] = self._home(tensor, dense)
+            found[key_of(dense)] = self._home(tensor, dense)
         return list(found.values())
 
     def _is_held(self, facts: OperatorFacts, written: Iterable[StorageHome]) -> bool:
@@ -456,7 +457,7 @@ class BlockTape(OperatorMode):
             dense = dense_of(tensor)
             if dense is None:
                 continue
-            home = self._homes.get(identity_of(dense))
+            home = self._homes.get(key_of(dense))
             if home is None:
                 self._make(operator, number, tensor, dense)
             elif facts.is_fresh:  # a mode below has run it in place
@@ -470,16 +471,9 @@ class BlockTape(OperatorMode):
         content, address = Content(operator), (operator.number, number)
         content.is_fleeting = address in self._fates.again
         operator.makes(number, content)
-        home = self._homes[identity_of(dense)] = StorageHome(tensor, dense, content, address)
+        home = self._homes[key_of(dense)] = StorageHome(tensor, dense, content, address)
         if address not in self._fates.held:
             home.tensors, content.memory = [], None
-
-    def _packed_around(self, saved: Tensor) -> Packed:
-        """Return `saved` packed by the hooks around the block."""
-        if self._enclosing is None:
-            return kept(saved)
-        pack, unpack = self._enclosing
-        return partial(unpack, pack(saved))
 
     def _is_held_home(self, home: StorageHome) -> bool:
         """Say whether a storage stays; nothing makes it again then."""
@@ -534,11 +528,6 @@ class BlockTape(OperatorMode):
         self._fates = self._fates.until(self._count)
 
 
-def _hooks_around() -> Any:
-    """Return what packs and unpacks saved tensors here, `None` where nothing does."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001 (no public way)
-
-
 def _aliases(values: Any) -> Any:
     """Return `values` on tensors of their own: who holds a collective's says whether gloo is done."""
     with _disable_current_modes(), torch.no_grad():
@@ -562,13 +551,7 @@ def _storage_of(tensor: Tensor) -> int | None:
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # noqa: SLF001 (no public way)
         return None
     dense = dense_of(tensor)
-    return None if dense is None else identity_of(dense)
-
-
-def identity_of(dense: Tensor) -> int:
-    """Return the number of the storage of a dense tensor."""
-    identity: int = dense.untyped_storage()._cdata  # noqa: SLF001 (the identity that storages have)
-    return identity
+    return None if dense is None else key_of(dense)
 
 
 def _address(value: Value) -> Address:

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from strategies.base import StrategyError
-from strategies.budget.eager.block_tape import Address, BlockTape, Fates, StorageHome, identity_of
+from strategies.budget.eager.block_tape import Address, BlockTape, Fates, StorageHome
 from strategies.budget.eager.contents import Content, TapedOperator, below_autograd, needed_operators
 from strategies.budget.eager.slice_ticket import SliceTicket
+from strategies.estimate.liveness import key_of
 from strategies.estimate.recomputing import recomputing
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.saved_tensors import Packed
@@ -148,8 +149,8 @@ class GroupedTape(BlockTape):
         """
         for tensor in inputs:
             dense = dense_of(tensor)
-            link = None if dense is None else self._second.links.get(identity_of(dense))
-            if dense is None or link is None or identity_of(dense) in self._homes:
+            link = None if dense is None else self._second.links.get(key_of(dense))
+            if dense is None or link is None or key_of(dense) in self._homes:
                 continue
             if tensor._version != link.version:  # noqa: SLF001 (as autograd counts it)
                 fqn = self._fates.plan.fqn
@@ -159,7 +160,7 @@ class GroupedTape(BlockTape):
                 )
             home = StorageHome(tensor, dense, link.home.latest, _LINK)
             home.latest.memory, home.tensors = None, []
-            self._homes[identity_of(dense)] = home
+            self._homes[key_of(dense)] = home
 
     def resume(self, inputs: Iterable[Tensor]) -> None:
         """Go on with the next module of the call, and take over what the block before hands on to it."""
@@ -177,9 +178,9 @@ class GroupedTape(BlockTape):
         links: dict[int, Link] = {}
         for tensor in results:
             dense = dense_of(tensor)
-            home = None if dense is None else self._homes.get(identity_of(dense))
+            home = None if dense is None else self._homes.get(key_of(dense))
             if dense is not None and home is not None and home.address not in {None, _LINK}:
-                links[identity_of(dense)] = Link(home=home, version=tensor._version)  # noqa: SLF001 (as above)
+                links[key_of(dense)] = Link(home=home, version=tensor._version)  # noqa: SLF001 (as above)
         self._second.links = {} if self._is_last else links
 
     def finish(self) -> None:

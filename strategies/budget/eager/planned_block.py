@@ -18,7 +18,7 @@ from strategies.budget.eager.group_tape import Group
 from strategies.budget.plan import BlockPlan
 from strategies.estimate.tensors import tensors_in
 from strategies.regions.host_copies import HostLedger
-from strategies.regions.saved_tensors import Packed
+from strategies.regions.saved_tensors import unpacked
 from strategies.step.call_sizes import (
     OTHER_OPERATORS,
     OTHERS_BEFORE,
@@ -202,7 +202,7 @@ class PlannedModule:
             return body(*args, **kwargs)
         is_paused = False
         try:
-            with saved_tensors_hooks(tape.pack, _redeem), nullcontext() if self.is_compiled else tape:
+            with saved_tensors_hooks(tape.pack, unpacked), nullcontext() if self.is_compiled else tape:
                 results = body(*args, **kwargs)
             if self.number < block.last:
                 block.pause(tape, self.number + 1, tensors_in(results))
@@ -326,7 +326,3 @@ def refuse_compiled(fqn: str, module: nn.Module) -> None:
         raise StrategyError(
             "ac", f"{problem}; use ac=compiler_budget, or compile nothing around or inside it"
         )
-
-
-def _redeem(packed: Packed) -> Tensor:
-    return packed()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from strategies.base import StrategyError
 from strategies.budget.eager.contents import Content, compute
-from strategies.regions.versions import Version
+from strategies.regions.versions import Version, modified
 from strategies.step.memory_layout import MemoryLayout
 
 
@@ -82,13 +82,8 @@ class SliceTicket:
                 "ac", f"{problem}; use ac=full for backward with retain_graph or create_graph"
             )
         if content.is_past:
-            what = (
-                f"[{self.layout.dtype} {list(self.layout.size)}], saved at version {self._version.expected}"
-            )
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace "
-                f"operation: {what}"
-            )
+            saved = f"[{self.layout.dtype} {list(self.layout.size)}]"
+            raise modified(f"{saved}, saved at version {self._version.expected}")
         asked = [content]
         del content
         with torch.no_grad(), self._pause:

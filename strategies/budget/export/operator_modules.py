@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from strategies.base import RunnableStep
 from strategies.budget.eager.block_tape import Address
 from strategies.estimate.flops import flops_of
+from strategies.estimate.liveness import key_of
 from strategies.estimate.tensors import tensors_in
 from strategies.step.memory_layout import dense_of
 from strategies.step.operator_facts import facts_of, fake_mode, is_numbered
@@ -126,8 +127,8 @@ class _Follower(OperatorMode):
         new_bytes = 0
         for position, tensor in enumerate(tensors_in(result)):
             dense = dense_of(tensor)
-            if dense is not None and _key(dense) not in self._made:
-                self._made[_key(dense)] = (dense, (number, position))
+            if dense is not None and key_of(dense) not in self._made:
+                self._made[key_of(dense)] = (dense, (number, position))
                 new_bytes += dense.untyped_storage().nbytes()
         if rule is not None:
             self._named.add(("", rule))
@@ -164,7 +165,7 @@ class _Follower(OperatorMode):
 
     def _addresses(self, values: Any) -> set[Address]:
         """Return what makes the storages of the tensors in `values`, of those that the block makes."""
-        storages = [_key(dense) for dense in map(dense_of, tensors_in(values)) if dense is not None]
+        storages = [key_of(dense) for dense in map(dense_of, tensors_in(values)) if dense is not None]
         return {self._made[key][1] for key in storages if key in self._made}
 
 
@@ -180,8 +181,3 @@ def _cost(
 
 def _same(saved: Tensor) -> Tensor:
     return saved
-
-
-def _key(dense: Tensor) -> int:
-    key: int = dense.untyped_storage()._cdata  # noqa: SLF001 (the identity that storages have)
-    return key
