@@ -8,8 +8,8 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # four on two cores, because tests of Slurm and of deadlines wait for most of their time
 PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
-BENCHES := exactness files toy nested nested_models parity_matrix prediction prediction_speed step_times budget probes \
-	sharding chunking chunk_points detection rewind point_overhead instrumentation planning reports answers trial_cost tree
+BENCHES := exactness files nested nested_models prediction_speed step_times budget probes \
+	chunking chunk_points rewind point_overhead instrumentation planning reports answers trial_cost tree
 SLURM_BENCHES := packing survival scale faults
 GPU_WHEELS := antlr4-python3-runtime|hydra-core|omegaconf|submitit
 
@@ -29,9 +29,10 @@ test: $(STAMP)
 quick: $(STAMP)
 	$(PYTEST) -n 2 --dist loadfile -m 'not matrix and not slow and not expensive'
 
-# The same as `test`, with every row of every matrix; then where each variant may stand (docs/legality.md), which resumes.
+# The same as `test`, with every row of every matrix and all proofs of tests/matrix, which resume (FRESH=1: all again);
+# then where each variant may stand (docs/legality.md), which resumes too.
 matrix: $(STAMP)
-	$(PYTEST) $(PARALLEL) -m ''
+	$(PYTEST) $(PARALLEL) -m '' $(if $(FRESH),--fresh)
 	$(BIN)/python -m bench.legality
 
 # Known silent defects and their controls (docs/gallery), judged; to run again with every release of torch.

@@ -29,7 +29,6 @@ from rich.table import Table
 
 from bench import file_models
 from bench.output import parser, publish
-from bench.prediction import differences
 from bench.table import table_of
 from bench.trials import PRELOAD, experiments, records
 from harness.errors import ConfigError
@@ -44,6 +43,7 @@ from strategies.budget.export import operator_modules
 from strategies.regions import blocks
 from strategies.written.file_text import recomputing_file, rules_file
 from strategies.written.heavy_operators import rules_for
+from tests.matrix.predicted import differences
 
 MODELS = ("gpt", "vit", "multimodal", "encoder_decoder", "unet", "llama")
 FILES = ("first", "half", "all")
@@ -80,7 +80,7 @@ class Finding:
     Fields:
         verdict: that of the trial; `refused` and `failed` where it has none.
         said: why, where it is not neutral.
-        error: largest relative difference between prediction and measurement; `None` without both.
+        mispredicted: quantities that are not as predicted; `None` without prediction or measurement.
         saved_bytes, plain_saved_bytes: of the file and of the plain model.
         recomputed_flops: what ran again.
     """
@@ -90,7 +90,7 @@ class Finding:
     file: str
     verdict: str
     said: str = ""
-    error: float | None = None
+    mispredicted: tuple[str, ...] | None = None
     saved_bytes: int = 0
     plain_saved_bytes: int = 0
     recomputed_flops: int = 0
@@ -99,7 +99,9 @@ class Finding:
     def holds(self) -> bool:
         """Whether it is neutral, predicted to the byte, and saves; or refused."""
         is_neutral = (
-            self.verdict == "neutral" and self.error == 0 and self.saved_bytes < self.plain_saved_bytes
+            self.verdict == "neutral"
+            and self.mispredicted == ()
+            and self.saved_bytes < self.plain_saved_bytes
         )
         return is_neutral or self.verdict == "refused"
 
@@ -171,7 +173,7 @@ def finding(cell: Cell, predicted: Record | Exception, measured: Record) -> Find
         **named,
         verdict=str(measured.verdict),
         said=said,
-        error=None if isinstance(predicted, Exception) else differences(predicted, measured)[0],
+        mispredicted=None if isinstance(predicted, Exception) else tuple(differences(predicted, measured)),
         saved_bytes=measured.memory.saved_bytes,
         plain_saved_bytes=measured.memory.baseline.saved_bytes,
         recomputed_flops=measured.work.recomputed_flops or 0,
@@ -200,7 +202,7 @@ def _table(found: Sequence[Finding]) -> Table:
             "setting": "setting",
             "file": "file",
             "verdict": lambda row: f"{row.verdict} {row.said}".strip(),
-            "error": lambda row: "-" if row.error is None else f"{row.error:.3%}",
+            "mispredicted": lambda row: "-" if row.mispredicted is None else ", ".join(row.mispredicted),
             "saved": lambda row: f"{row.saved_bytes / max(row.plain_saved_bytes, 1):.1%}",
             "again": lambda row: f"{row.recomputed_flops / 1e6:.1f} M",
         },

@@ -15,9 +15,11 @@ from harness.ranks.forkserver import ForkServer
 from tests import rank_pool
 from tests.cpu_time import CpuTime
 from tests.rank_pool import RankPool
+from tests.resuming import resuming
 
 HARDWARE = Path(__file__).parents[1] / "conf" / "hardware"
 LONG = (
+    "tests/matrix/",
     "tests/slurm/test_faults.py",
     "tests/parity/test_matrix.py",
     "tests/slurm/",
@@ -118,6 +120,7 @@ EXPENSIVE = {
 An empty value keeps none: no test of its kind is cheap."""
 
 REPEATED: dict[str, tuple[str, ...]] = {
+    "tests/matrix/": ("test_toy.py", "test_what_differs", "test_formulas", "test_sets_share"),
     "tests/parity/test_chunks.py::test_chunks_are_neutral": (
         "mlp-budget-single-full-0.1-bf16",  # was wrong once
         "mlp-budget-single-none",
@@ -263,7 +266,6 @@ REPEATED: dict[str, tuple[str, ...]] = {
     "tests/bench/test_stale.py::test_a_guard_that_is_switched_off": ("aliasing",),
     "tests/bench/test_peers.py::test_peers_recompute_exactly": ("every block",),
     "tests/bench/test_chunk_points.py::test_a_point_within_its_budget": ("training",),
-    "tests/bench/test_detection.py::test_every_verdict_is_right": (),
     "tests/bench/test_gpu.py::test_every_point_of_a_sweep": ("sweep-cuda", "out_of_memory-cuda"),
     "tests/bench/test_gpu.py::test_trials_of_a_stage_run_out_of_memory": (),
 }
@@ -273,9 +275,15 @@ Most show again what a kept row shows. Some do not, and `make test` lacks them f
 byte budget, the page on a phone, two drivers of one Slurm sweep, and the frozen agent of a second node."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fresh", action="store_true", help="run again what of tests/matrix has passed here")
+    parser.addoption("--device", choices=("cpu", "cuda"), default="cpu", help="of trials of tests/matrix")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     costs = os.environ.get("TEST_COSTS")
     config.pluginmanager.register(CpuTime(Path(costs) if costs else None))
+    config.pluginmanager.register(resuming(config))
     gc.disable()  # until all is collected: what is imported stays
 
 

@@ -45,11 +45,11 @@ def test_gradients_and_random_numbers_are_those_of_the_plain_model(
 
 
 HOLDS: dict[str, tuple[dict[str, Any], bool]] = {
-    "neutral and saving": ({"verdict": "neutral", "error": 0.0, "saved_bytes": 1}, True),
+    "neutral and saving": ({"verdict": "neutral", "mispredicted": (), "saved_bytes": 1}, True),
     "refused": ({"verdict": "refused"}, True),
-    "predicted otherwise": ({"verdict": "neutral", "error": 0.1, "saved_bytes": 1}, False),
-    "saving nothing": ({"verdict": "neutral", "error": 0.0, "saved_bytes": 2}, False),
-    "different": ({"verdict": "differs", "error": 0.0, "saved_bytes": 1}, False),
+    "predicted otherwise": ({"verdict": "neutral", "mispredicted": ("peak_bytes",), "saved_bytes": 1}, False),
+    "saving nothing": ({"verdict": "neutral", "mispredicted": (), "saved_bytes": 2}, False),
+    "different": ({"verdict": "differs", "mispredicted": (), "saved_bytes": 1}, False),
 }
 
 

@@ -82,6 +82,16 @@ def refusal(fields: Mapping[str, Any]) -> str | None:
     return None
 
 
+def test_proofs_of_a_stage_are_there() -> None:
+    proofs = [command for command in COMMANDS.values() if "tests/matrix/" in command.words]
+    assert [command.name for command in proofs] == ["parity", "detection"]
+    for command in proofs:
+        words = command.line(device="cuda", results=Path("unused"))
+        (file,) = [word for word in words if word.startswith("tests/matrix/")]
+        assert (ROOT / file).is_file()
+        assert words[words.index("--device") + 1] == "cuda"
+
+
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 @pytest.mark.parametrize("command", [*of_module("bench"), pytest.param(gpu.MACHINE, id="machine")])
 def test_every_benchmark_has_its_options(
@@ -99,7 +109,7 @@ def test_every_benchmark_has_its_options(
 def test_every_file_has_tests_of_the_gpu_and_needs_no_other_packages() -> None:
     """The tests that need no ranks run too, on the CPU."""
     modules = {command.words.split()[1] for command in COMMANDS.values()} - {"pytest"}
-    (options,) = {_options(command) for command in COMMANDS.values() if "pytest" in command.words}
+    (options,) = {_options(command) for command in COMMANDS.values() if "-m gpu" in command.words}
     program = f"""
 import importlib, sys
 sys.modules.update(dict.fromkeys({blocked()!r}))

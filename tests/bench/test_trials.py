@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from bench.parity_matrix import problem
 from bench.trials import PRELOAD, experiments, records
 from harness.ranks.agent import Agent
 from strategies.ac.full import Full
@@ -31,5 +30,5 @@ def test_one_refusal_hides_no_other_result(tmp_path: Path) -> None:
         ("ok", "neutral"),
         ("refused", "unverified"),
     ]
-    assert problem(found[0]) is None
-    assert str(problem(found[1])).startswith("refused: ac.layers_fqn: ")
+    assert found[1].error is not None
+    assert found[1].error.message.startswith("ac.layers_fqn: ")

@@ -113,7 +113,10 @@ class Normalising(nn.Module):
 
 
 class Linears(nn.Module):
-    """Two linears, whose operator is `addmm` with a bias and `mm` without."""
+    """Two linears, whose operator is `addmm` with a bias and `mm` without.
+
+    Between them stands enough for a region that keeps both products to free something.
+    """
 
     def __init__(self, *, bias: bool) -> None:
         super().__init__()
@@ -121,7 +124,7 @@ class Linears(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return a tensor of the shape of `x`, (B, D)."""
-        outputs: Tensor = self.down(torch.tanh(self.up(x)))
+        outputs: Tensor = self.down(torch.tanh(torch.sin(torch.cos(self.up(x)))))
         return outputs
 
 

@@ -5,7 +5,7 @@ Each takes what it is made for and no more; the sources are those of the release
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -75,12 +75,13 @@ def megatron_bridge(sizes: Sizes) -> int:
     return int(18 * parameters + activations + ends)
 
 
-def fitcheck(sizes: Sizes) -> int:
-    """Return what FitCheck says of full fine-tuning, without the overhead of a CUDA process.
+def has_fitcheck() -> bool:
+    """Return whether `fitcheck-llm` is installed."""
+    return importlib.util.find_spec("fitcheck") is not None
 
-    Raises:
-        ImportError: it is not installed (`fitcheck-llm`).
-    """
+
+def fitcheck(sizes: Sizes) -> int:
+    """Return what FitCheck says of full fine-tuning, without the overhead of a CUDA process."""
     parts = (importlib.import_module(f"fitcheck.{name}") for name in ("config_parser", "estimator", "gpu_db"))
     configs, estimator, devices = parts
     model = configs.ModelConfig(

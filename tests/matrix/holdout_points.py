@@ -78,7 +78,7 @@ _BLOCKS = {
     "residual_cnn": "stages",
     "mobile_cnn": "stages",
 }
-"""FQN of the blocks of models of `bench.holdout_models`."""
+"""FQN of the blocks of models of `tests.matrix.holdout_models`."""
 
 FIRST = (*tuple(DECODERS)[:8], "cait")
 SECOND = (*tuple(DECODERS)[8:], "routed", "residual_cnn", "mobile_cnn")
@@ -100,7 +100,7 @@ class Point:
         named = ("ac", "mesh", "dtype", "compile")
         chosen = [*(f"{name}={getattr(self, name)}" for name in named), *_STEP]
         if self.model in _BLOCKS:
-            factory = f"model.factory=bench.holdout_models:{self.model}"
+            factory = f"model.factory=tests.matrix.holdout_models:{self.model}"
             return ["model=python", factory, f"model.layers_fqn={_BLOCKS[self.model]}", *chosen]
         decoder = DECODERS[self.model]
         further = [f"{key}: {value}" for key, value in decoder.sizes.items() if key not in _SIZES]
