@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # four on two cores, because tests of Slurm and of deadlines wait for most of their time
 PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
-BENCHES := exactness files nested nested_models prediction_speed step_times budget probes \
+BENCHES := files nested nested_models prediction_speed step_times budget probes \
 	chunking chunk_points rewind point_overhead instrumentation planning reports answers trial_cost tree
 SLURM_BENCHES := packing survival scale faults
 GPU_WHEELS := antlr4-python3-runtime|hydra-core|omegaconf|submitit

@@ -120,7 +120,12 @@ EXPENSIVE = {
 An empty value keeps none: no test of its kind is cheap."""
 
 REPEATED: dict[str, tuple[str, ...]] = {
-    "tests/matrix/": ("test_toy.py", "test_what_differs", "test_formulas", "test_sets_share"),
+    "tests/matrix/": (
+        *("test_toy.py", "test_what_differs", "test_formulas", "test_sets_share", "test_each_setup"),
+        *("[attention_mask_built_once]", "[gain_enclosed_by_an_activation]", "[slope_bound_by_a_partial]"),
+        *("[branch_on_a_step_in_slots]", "[hook_that_counts]", "[input_cleared_after_the_call]"),
+        *("[bound_method_switched]", "[attribute_of_a_function]"),
+    ),
     "tests/parity/test_chunks.py::test_chunks_are_neutral": (
         "mlp-budget-single-full-0.1-bf16",  # was wrong once
         "mlp-budget-single-none",

@@ -13,12 +13,12 @@ import torch
 from bench.trials import experiments
 from harness.measure.step import instrument
 from harness.trial.assemble import assemble
-from tests.matrix.torchtitan_toy import Toy
+from tests.matrix.models import Toy
 from tests.strategies.meters import measure
 
 UNIT_FLOPS = 2 * 512**3  # one square product
 UNIT_BYTES = 512 * 512 * 4  # one square activation: a MiB
-_MODEL = ("model=python", "model.factory=tests.matrix.torchtitan_toy:toy", "model.layers_fqn=layers")
+_MODEL = ("model=python", "model.factory=tests.matrix.models:toy", "model.layers_fqn=layers")
 _PRESET = "ac=selective_op ac.save_ops=torchtitan"
 _ALL_MATMULS = "ac=selective_op ac.save_ops=[matmul]"
 _EVERY_THIRD = f"{_ALL_MATMULS} ac.matmul_recompute_every=3"
