@@ -125,6 +125,8 @@ REPEATED: dict[str, tuple[str, ...]] = {
         *("[attention_mask_built_once]", "[gain_enclosed_by_an_activation]", "[slope_bound_by_a_partial]"),
         *("[branch_on_a_step_in_slots]", "[hook_that_counts]", "[input_cleared_after_the_call]"),
         *("[bound_method_switched]", "[attribute_of_a_function]"),
+        *("test_a_slice_is_right", "test_a_guard_that_is_switched_off_is_missed[aliasing"),
+        *("test_what_a_recording_does_not_see_is_found_where_nothing_is_proven[checkpoints",),
     ),
     "tests/parity/test_chunks.py::test_chunks_are_neutral": (
         "mlp-budget-single-full-0.1-bf16",  # was wrong once
@@ -191,7 +193,6 @@ REPEATED: dict[str, tuple[str, ...]] = {
     ),
     "tests/harness/fit/test_answer.py::test_options_are_those_of_measured_steps": (),
     "tests/acbench/test_notebook.py::test_the_notebook_runs": (),
-    "tests/bench/test_stale.py::test_what_a_recording_does_not_see": ("checkpoints",),
     "tests/harness/sweep/test_checks.py::test_nothing_that_a_factory_does": (
         *("crashes", "closes_everything", "_text", "interrupts", "is_a_generator", "hangs_deaf"),
     ),
@@ -268,7 +269,6 @@ REPEATED: dict[str, tuple[str, ...]] = {
         "a preempted element",
     ),
     "tests/gpu/test_sharded.py::test_gloo_group_of_one": ("fsdp1-full",),
-    "tests/bench/test_stale.py::test_a_guard_that_is_switched_off": ("aliasing",),
     "tests/bench/test_peers.py::test_peers_recompute_exactly": ("every block",),
     "tests/bench/test_chunk_points.py::test_a_point_within_its_budget": ("training",),
     "tests/bench/test_gpu.py::test_every_point_of_a_sweep": ("sweep-cuda", "out_of_memory-cuda"),

@@ -1,4 +1,4 @@
-"""Engines of `bench.stale`: how each of them stands in for a model."""
+"""Engines of `tests.matrix.stale`: how each of them stands in for a model."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import FileStore
 
-from bench.stale_changes import Session, mesh_of
-from bench.stale_programs import B, D, Program, S
 from strategies.ac.budget import Budget
 from strategies.ac.nested import Nested
 from strategies.base import InfeasibleBudget, PlannedStep, StrategyError
@@ -36,6 +34,8 @@ from strategies.shard.megatron import Megatron
 from strategies.shard.model.graph import TensorAxis
 from strategies.shard.model.shard_plan import ShardPlan
 from strategies.tracing.guard import Programs
+from tests.matrix.stale.changes import Session, mesh_of
+from tests.matrix.stale.programs import B, D, Program, S
 
 RANKS = 2
 _PATIENCE_S = 1200
@@ -228,7 +228,7 @@ class ShardEngine(Engine):
             for each in ranks:
                 each.join(_PATIENCE_S)
                 each.kill()
-            found = [pickle.loads(path.read_bytes()) for path in sorted(Path(folder).glob("*.pickle"))]  # noqa: S301 (our own)
+            found = [pickle.loads(path.read_bytes()) for path in sorted(Path(folder).glob("*.pickle"))]
         if len(found) != RANKS:
             raise RuntimeError("the ranks did not end")
         for pair in zip_longest(*(outcomes for outcomes, _ in found)):

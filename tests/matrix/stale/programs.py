@@ -1,4 +1,4 @@
-"""Random programs of `bench.stale`: small models made of what people write into forwards.
+"""Random programs of `tests.matrix.stale`: small models made of what people write into forwards.
 
 A program is two to three blocks of random idioms under one root, with a linear head. Every block can `vary`
 what its forward asks of Python.
@@ -417,7 +417,7 @@ class Program(nn.Module):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        rng = random.Random(seed)  # noqa: S311 (no secrets)
+        rng = random.Random(seed)
         torch.manual_seed(seed)
         kinds = [rng.choice(IDIOMS) for _ in range(rng.choice([2, 2, 3]))]
         alike = rng.random() < 0.5  # blocks of one class share programs

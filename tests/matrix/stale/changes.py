@@ -1,4 +1,4 @@
-"""Random changes of `bench.stale`: what people do to a model, its inputs and torch between two calls."""
+"""Random changes of programs: what people do to a model, its inputs and torch between two calls."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrizations, parametrize
 from torch.utils._pytree import tree_leaves
 
-from bench.stale_programs import B, Block, D, S
 from strategies.regions.blocks import plain_class
+from tests.matrix.stale.programs import B, Block, D, S
 
 _MODES: dict[str, Callable[[], Any]] = {
     "grad": torch.enable_grad,

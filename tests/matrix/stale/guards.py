@@ -1,4 +1,4 @@
-"""Guards of recorded programs, each of which `bench.stale` can switch off to see whether it is missed."""
+"""Guards of recorded programs, each of which can be switched off, to see whether it is missed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Read: TypeAlias = Callable[[nn.Module, str], bool]
 @contextmanager
 def _unread(is_meant: _Read) -> Iterator[None]:
     """Let guards take every value of some attributes for the one that was recorded."""
-    plain = guard._value_read  # noqa: SLF001 (the one place where guards look)
+    plain = guard._value_read
 
     def read(module: nn.Module, name: str, of_torch: Callable[[Any], object]) -> object:
         return None if is_meant(module, name) else plain(module, name, of_torch)
@@ -35,7 +35,7 @@ def _unread(is_meant: _Read) -> Iterator[None]:
 @contextmanager
 def _anonymous_inputs() -> Iterator[None]:
     """Let guards not see which inputs are one tensor, nor which are the module's own."""
-    plain = guard._values_read  # noqa: SLF001 (the one place where guards look)
+    plain = guard._values_read
 
     def read(module: nn.Module, _: Any, places: Any, *, is_exact: bool) -> Any:
         return plain(module, (), places, is_exact=is_exact)
