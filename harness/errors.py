@@ -50,9 +50,13 @@ class PredictedOomError(ConfigError):
 class Terminated(SystemExit):
     """SIGTERM, as an exception that unwinds like Ctrl-C does."""
 
+    passes_user_code = True
+
 
 class LateError(BaseException):
     """The alarm of the user's code; no `except Exception` of theirs takes it for its own."""
+
+    passes_user_code = True
 
 
 def require_at_least(where: str, value: float, low: float) -> None:

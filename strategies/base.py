@@ -160,6 +160,10 @@ class Strategy:
         """
         raise NotImplementedError
 
+    def runs_user_code(self) -> bool:
+        """Whether `apply` runs code of the user's, which may raise, hang or end the process."""
+        return False
+
     @property
     def step_planner(self) -> PlansFromStep | None:
         """The strategy itself, where its plan is made of a step that the plain model takes."""

@@ -41,7 +41,6 @@ from harness.command_line.schema import (
 from harness.command_line.unknown_option import UnknownOptionError
 from harness.errors import ConfigError, MissingPackageError, UnplannedError
 from harness.experiment.experiment import Experiment
-from harness.last_words import last_words
 from harness.launchers.base import Launcher
 from harness.launchers.local import Local
 from harness.launchers.run_task import PRELOAD
@@ -66,6 +65,7 @@ from harness.sweep.planned import planned, without_predicted_oom
 from harness.sweep.planning_log import planning_shown, told
 from harness.trial.preflight import Preflight
 from strategies import StrategyError
+from strategies.last_words import last_words
 
 _HERE = Path(__file__).parents[1]
 _CONF = next(folder for folder in (_HERE / "conf", _HERE.parent / "conf") if folder.is_dir())

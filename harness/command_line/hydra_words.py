@@ -19,7 +19,7 @@ from harness.errors import ConfigError
 _FULL_ERROR = "HYDRA_FULL_ERROR"
 _SWEEP_FLAGS = ("-m", "--multirun")
 _GROUPS_WITHOUT_DEFAULT = ("hardware", "sweep")
-_OPTION_OF_A_MAPPING = re.compile(r"(model\.(kwargs|overrides)|hardware\.flops_per_s)\.\w+=")
+_OPTION_OF_A_MAPPING = re.compile(r"(model\.(kwargs|overrides)|ac\.kwargs|hardware\.flops_per_s)\.\w+=")
 _BARE_WORD = re.compile(r"[\w/][\w./:-]*")
 _AMBIGUOUS = re.compile(r"Ambiguous value for argument '(.*?)'")
 _OPTION_OF_A_GROUP = re.compile(r"(?!hydra\.)[a-z]\w*\.[\w.]+=")
@@ -73,7 +73,7 @@ def words_for_hydra(words: Sequence[str], *, is_plan: bool = False) -> list[str]
     flag = ["--multirun"] if added is _OPTION_OF_A_GROUP else []
     others = [word for word in words if word not in _SWEEP_FLAGS]
     if is_plan and any(word.startswith("hardware=") for word in words):
-        others.append("hydra.sweeper.leaves_out=[compiler_budget,file,torch_remat]")
+        others.append("hydra.sweeper.leaves_out=[compiler_budget,file,python,torch_remat]")
     return [*flag, *(f"++{word}" if added.match(word) else word for word in others)]
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
-from inspect import unwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +14,9 @@ import torch
 
 from harness.errors import ConfigError
 from harness.models.base import Batch, LanguageModelSpec, LossFunction, ModelSpec, plan_of
-from harness.models.parts import containers, given_inputs, made_model, sources, user_factory
+from harness.models.parts import containers, given_inputs, made_model, user_factory
+from strategies import user_sources
+from strategies.user_function import UserFunction
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,9 +83,7 @@ class PythonSpec(LanguageModelSpec):
 
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)
-        module, colon, function = self.factory.partition(":")
-        if not (colon and function.isidentifier() and all(part.isidentifier() for part in module.split("."))):
-            raise ConfigError("model.factory", f"must be 'package.module:function', got {self.factory!r}")
+        UserFunction(name=self.factory, group="model", refused=ConfigError).check_name()
 
     def build(self) -> nn.Module:
         """Return the factory's module.
@@ -240,15 +238,9 @@ def _made(call: FactoryCall) -> Made:
     """Return what a model without memory shows. The factory runs first: it may import modules as it runs."""
     with given_inputs.seeded(0), torch.device("meta"):
         model, _ = call.make()
-    function = unwrap(_without_arguments(call.function()))
-    defined_in = getattr(function, "__module__", None) or type(function).__module__
     classes = {type(module).__module__ for module in model.modules()}
     return Made(
         is_reduced=made_model.is_reduced(model),
-        files=sources.user_files([call.factory.partition(":")[0], defined_in, *classes]),
+        files=user_sources.user_files([*call.user().modules(), *classes]),
         modes=made_model.train(model),
     )
-
-
-def _without_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
-    return _without_arguments(function.func) if isinstance(function, partial) else function

@@ -24,7 +24,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
 from harness.experiment.mesh import Mesh
-from harness.last_words import last_words
 from harness.measure.memory.locator import Locator
 from harness.measure.step import instrument, runnable_step
 from harness.models.base import Batch
@@ -41,6 +40,7 @@ from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh
 from harness.trial.plan_budget import PLAN_FILE, with_plan
 from harness.trial.steps import UNMEASURED_STEPS, warm_up
 from strategies import RunnableStep
+from strategies.last_words import last_words
 from strategies.tracing.balanced_routing import BalancedFakes
 from strategies.tracing.following import as_with_data
 

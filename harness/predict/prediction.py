@@ -12,7 +12,6 @@ from typing import TypeAlias
 
 from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
-from harness.last_words import last_words
 from harness.measure.environment import environment_id, identity
 from harness.predict.batch_sizes import follow_from_others, found_between, traced_batch_sizes
 from harness.predict.fake_rank import step_log
@@ -35,6 +34,7 @@ from harness.records.record import Ending, Identity, Record, build
 from harness.records.statistics import Ratio
 from harness.records.store import trial_id
 from strategies import StrategyError
+from strategies.last_words import last_words
 
 Seconds: TypeAlias = Callable[[Trace], Times]
 """Turns the trace of a step into its time."""

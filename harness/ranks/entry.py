@@ -27,12 +27,12 @@ from torch._C._distributed_c10d import (  # torch.distributed does not export th
     TCPStore,
 )
 
-from harness.last_words import last_words
 from harness.ranks.forkserver import flush_streams
 from harness.ranks.network_interface import LOOPBACK, VARIABLE, use_interface_to
 from harness.ranks.rank_report import PHASES, RankReport, keep, kept_path, log_path
 from harness.ranks.start import STACK_SIGNAL, RankStart, Rendezvous
 from harness.records.files import new_file, remove
+from strategies.last_words import last_words
 
 _HEARTBEAT_S = 0.2
 _LEAVE_S = 5.0

@@ -32,8 +32,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, NoReturn
 
-from harness.last_words import last_words
 from harness.process_tree import MARK, children_of, end_marked
+from strategies.last_words import last_words
 
 _CLOSE_S = 10.0
 _ORPHANS_S = 5.0

@@ -40,11 +40,11 @@ class Elsewhere:
 
     def refusal(self, check: str, deadline_s: float, model: ModelSpec, *others: Any) -> preflight.Refusal:
         """Return what `preflight.built_refusal` returns; the end of the process is a refusal, too."""
-        return self._asked(refusal, deadline_s, model, check, deadline_s, model, *others)
+        return self._asked(refusal, deadline_s, check, deadline_s, model, *others)
 
     def made(self, deadline_s: float, model: PythonSpec) -> Made | preflight.Refusal:
         """Return what `preflight.made_by_user` returns; the end of the process is a refusal, too."""
-        return self._asked(preflight.made_by_user, deadline_s, model, deadline_s, model)
+        return self._asked(preflight.made_by_user, deadline_s, deadline_s, model)
 
     def blocks(self, deadline_s: float, model: ModelSpec) -> FoundBlocks | None:
         """Return the blocks of a model.
@@ -52,7 +52,7 @@ class Elsewhere:
         Raises:
             ConfigError: the model cannot be made; the user's code has ended the process.
         """
-        found = self._asked(preflight.blocks_of, deadline_s, model, deadline_s, model)
+        found = self._asked(preflight.blocks_of, deadline_s, deadline_s, model)
         if isinstance(found, ConfigError | StrategyError):
             raise found
         return found
@@ -64,27 +64,26 @@ class Elsewhere:
             ConfigError: none of them has such a view; the user's code has ended the process.
             StrategyError: the strategy does not suit the model.
         """
-        model, deadline_s = experiment.model, experiment.protocol.deadline_s
-        found = self._asked(view, deadline_s, model, experiment, what)
+        found = self._asked(view, experiment.protocol.deadline_s, experiment, what)
         if isinstance(found, ConfigError):
             raise found
         return found
 
-    def _asked(
-        self, function: Callable[..., T], deadline_s: float, model: ModelSpec, *arguments: Any
-    ) -> T | ConfigError:
-        if not model.runs_user_code():
+    def _asked(self, function: Callable[..., T], deadline_s: float, *arguments: Any) -> T | ConfigError:
+        of_user = preflight.users_code(arguments)
+        if of_user is None:
             if self.is_for_users_code:
                 return function(*arguments)
             found: T = self.call(_name(function), *arguments)
             return found
+        option, words = of_user
         try:
             found = self.call(_name(function), *arguments, deadline_s=deadline_s + _SLACK_S)
         except LateAnswerError:
-            return ConfigError("model.factory", f"{_factory(model)} did not return within {deadline_s:g} s")
+            return ConfigError(option, f"{words} did not return within {deadline_s:g} s")
         except AssistantEndedError as error:
-            problem = f"the process that ran {_factory(model)} {error.ending}"
-            return ConfigError("model.factory", f"{problem}; a factory returns or raises")
+            problem = f"the process that ran {words} {error.ending}"
+            return ConfigError(option, f"{problem}; a factory returns or raises")
         return found
 
 
@@ -102,7 +101,3 @@ def view(experiment: Experiment, what: str) -> str:
 
 def _name(function: Callable[..., Any]) -> str:
     return f"{function.__module__}:{function.__name__}"
-
-
-def _factory(model: ModelSpec) -> str:
-    return repr(getattr(model, "factory", model.name))

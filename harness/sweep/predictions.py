@@ -14,7 +14,6 @@ import torch
 
 from harness.errors import ConfigError, UnplannedError
 from harness.experiment.experiment import Experiment
-from harness.last_words import last_words
 from harness.predict import batch_sizes, prediction, step_time
 from harness.predict.hardware import Hardware
 from harness.predict.solve import solve
@@ -23,6 +22,7 @@ from harness.report.facts.number_words import human_bytes
 from harness.sweep.question import FOLLOWED, Answer, Question
 from harness.trial.models_error import raised_by_model
 from strategies import StrategyError
+from strategies.last_words import last_words
 
 
 def answers(questions: Sequence[Question], processes: int = 2) -> list[Answer]:

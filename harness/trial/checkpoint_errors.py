@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils.checkpoint import CheckpointError
 
-from harness.last_words import last_words
+from strategies.last_words import last_words
 from strategies.regions.blocks import plain_named_modules
 
 _UNPACKING = (

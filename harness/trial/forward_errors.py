@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from harness.errors import ConfigError
-from harness.last_words import last_words
 from harness.models.base import Batch
+from strategies.last_words import last_words
 from strategies.regions.blocks import unwrapped
 
 _UNLIKE = re.compile("same dtype|expected scalar type|should be the same")

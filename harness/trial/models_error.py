@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType
 
 from harness.errors import ConfigError
-from harness.last_words import last_words
+from strategies.last_words import last_words
 
 _HARNESS = Path(__file__).parents[1]
 _OURS = (_HARNESS, _HARNESS.parent / "strategies")

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
@@ -23,7 +23,7 @@ from harness.experiment.training import Training
 from harness.models.base import Batch, LanguageModelSpec, ModelSpec
 from harness.models.python import Made, PythonSpec
 from harness.trial.models_error import overflow, raised_by_model
-from strategies import StrategyError, generators, shard_variants
+from strategies import Strategy, StrategyError, generators, shard_variants
 from strategies.regions import block_search
 
 Refusal = ConfigError | StrategyError | None
@@ -41,6 +41,24 @@ def built_refusal(check: str, deadline_s: float, model: ModelSpec, *others: Any)
     own = _CHECKS.get(check)
     found = own or getattr(importlib.import_module("harness.trial.without_memory"), check)
     return _refusal(found, deadline_s, model, *others)
+
+
+def users_code(parts: Iterable[Any]) -> tuple[str, str] | None:
+    """Return the option that names code of the user's, and its value in words; `None` where ours alone runs.
+
+    Args:
+        parts: what a check is about: models, strategies and experiments count.
+    """
+    named: list[tuple[str, str]] = []
+    for part in parts:
+        for each in (part.model, part.ac) if isinstance(part, Experiment) else (part,):
+            if isinstance(each, ModelSpec) and each.runs_user_code():
+                named.append(("model.factory", repr(getattr(each, "factory", each.name))))
+            elif isinstance(each, Strategy) and each.runs_user_code():
+                option = "factory" if hasattr(each, "factory") else "path"
+                named.append((f"ac.{option}", repr(getattr(each, option))))
+    words = " or ".join(dict.fromkeys(value for _, value in named))
+    return (named[-1][0], words) if named else None
 
 
 def made_by_user(deadline_s: float, model: PythonSpec) -> Made | Refusal:
@@ -154,7 +172,7 @@ class Preflight:
 def _refusal(check: Callable[..., None], deadline_s: float, model: ModelSpec, *others: Any) -> Refusal:
     """Return why a check refuses a model, `None` where it does not."""
     try:
-        with _deadline(model, deadline_s):
+        with _deadline((model, *others), deadline_s):
             check(model, *others)
     except (ConfigError, StrategyError) as error:
         return error
@@ -198,9 +216,10 @@ _CHECKS: Mapping[str, Callable[..., None]] = {
 
 
 @contextmanager
-def _deadline(model: ModelSpec, seconds: float) -> Iterator[None]:
-    """Refuse a factory of the user's that does not return; only the main thread can have an alarm."""
-    if not isinstance(model, PythonSpec) or threading.current_thread() is not threading.main_thread():
+def _deadline(parts: tuple[Any, ...], seconds: float) -> Iterator[None]:
+    """Refuse code of the user's that does not return; only the main thread can have an alarm."""
+    of_user = users_code(parts)
+    if of_user is None or threading.current_thread() is not threading.main_thread():
         yield
         return
 
@@ -212,8 +231,8 @@ def _deadline(model: ModelSpec, seconds: float) -> Iterator[None]:
     try:
         yield
     except LateError as error:
-        problem = f"{model.factory!r} did not return within {seconds:g} s"
-        raise ConfigError("model.factory", problem) from error
+        option, words = of_user
+        raise ConfigError(option, f"{words} did not return within {seconds:g} s") from error
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree  # torch.utils has no public name for it
 
 from harness.errors import ConfigError
-from harness.last_words import last_words
 from harness.models.base import Batch, ModelSpec
 from harness.trial.models_error import raised_by_model
 from harness.trial.parallel import STYLES
+from strategies.last_words import last_words
 from strategies.shard.model.graph import TensorAxis
 
 _OPTIONS = {"column": "model.tp_column", "row": "model.tp_row", "summed": "model.tp_summed"}

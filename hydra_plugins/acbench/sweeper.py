@@ -16,8 +16,8 @@ from hydra.core.override_parser.types import Glob, Override, OverrideType
 from hydra.core.utils import JobReturn
 from hydra.errors import HydraException
 
-ASKED_FOR = ("budget", "compiler_budget", "file", "torch_remat")
-"""Variants of AC that `glob(*)` leaves out: they need bytes, a compiler, a file or a package of an extra."""
+ASKED_FOR = ("budget", "compiler_budget", "file", "python", "torch_remat")
+"""Variants of AC that `glob(*)` leaves out: they need bytes, a compiler, code of the user's or a package."""
 
 
 class ProductSweeper(BasicSweeper):
@@ -71,7 +71,7 @@ def _choose(override: Override, asked_for: Sequence[str]) -> None:
         value.exclude.extend(absent)
         matched = [name for name in absent if any(fnmatch(name, pattern) for pattern in value.include)]
         if matched:
-            words = "which need a number, a compiler, a file or a package: ask for them by name"
+            words = "which need a number, a compiler, code of yours or a package: ask for them by name"
             sys.stderr.write(f"ac: the glob leaves out {', '.join(matched)}, {words}\n")
     if not value.filter(options):
         pattern = (override.input_line or "").partition("=")[2]

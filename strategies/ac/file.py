@@ -63,6 +63,10 @@ class File(Strategy):
         region.mark(result)
         return result
 
+    def runs_user_code(self) -> bool:
+        """Return true."""
+        return True
+
     def check_compilation(self, order: str, scope: str) -> None:  # noqa: ARG002 (wherever it is compiled)
         """Refuse compiled code: rules name what runs eagerly.
 

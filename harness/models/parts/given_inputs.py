@@ -15,9 +15,9 @@ from torch.utils import _pytree as pytree  # torch.utils has no public name for 
 from torch.utils.data import IterableDataset, default_collate
 
 from harness.errors import ConfigError
-from harness.last_words import last_words
 from harness.models.base import Batch
 from strategies import generators
+from strategies.last_words import last_words
 
 _PAIR = "(inputs, targets)"
 SEEDS = 1 << 32

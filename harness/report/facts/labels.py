@@ -146,8 +146,8 @@ def _swept_options(experiments: Sequence[ExperimentFields]) -> set[tuple[str, st
         for option in {option for options in same for option in options}
         if any(options.get(option) != same[0].get(option) for options in same)
     }
-    # files of different names need no digests to be told apart
-    return found - {(group, name, "digest") for group, name, option in found if option == "path"}
+    # files and functions of different names need no digests to be told apart
+    return found - {(group, name, "digest") for group, name, option in found if option in {"path", "factory"}}
 
 
 def _swept_scalars(experiments: Sequence[ExperimentFields]) -> set[str]:

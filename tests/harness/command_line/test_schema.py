@@ -61,6 +61,7 @@ def needed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], st
         ("model", "python"): "model.factory=tests.harness.user_models:healthy",
         ("ac", "budget"): "ac.fraction=0.9",
         ("ac", "file"): f"ac.path={written}",
+        ("ac", "python"): "ac.factory=examples.theirs:every_second",
         ("ac", "compiler_budget"): "compile=aot_eager",
         ("data", "tokens"): f"data.path={path}",
         ("chunk", "budget"): "chunk.fraction=0.9 model=mlp model.n_layers=1",
@@ -102,6 +103,7 @@ def test_every_variant_composes_with_every_mesh(ac: str, mesh: str, tmp_path: Pa
         "compiler_budget": "compile=aot_eager",
         "budget": "ac.fraction=0.9",
         "file": f"ac.path={written}",
+        "python": "ac.factory=examples.theirs:every_second",
     }
     resolved = experiment_of(f"ac={ac} mesh={mesh} {asked.get(ac, '')}").to_dict()
     assert (resolved["ac"]["name"], resolved["mesh"]["name"]) == (ac, mesh)

@@ -129,7 +129,11 @@ def test_to_dict_has_groups_with_names_and_then_the_recipe() -> None:
 def test_a_variant_is_named_by_its_module(name: str, tmp_path: Path) -> None:
     written = tmp_path / "apply.py"
     written.write_text("def apply(model):\n    return model\n", encoding="utf-8")
-    needed: dict[str, dict[str, Any]] = {"budget": {"fraction": 0.9}, "file": {"path": str(written)}}
+    needed: dict[str, dict[str, Any]] = {
+        "budget": {"fraction": 0.9},
+        "file": {"path": str(written)},
+        "python": {"factory": "examples.theirs:every_second"},
+    }
     assert name_of(ac_variants[name](**needed.get(name, {}))) == name
 
 

@@ -26,8 +26,10 @@ def test_yaml_has_the_name_and_every_field(path: str) -> None:
     assert written["name"] == path.partition("/")[2]
 
 
-# a budget and a file have no default: nobody knows what a model may take, or what is to be done to it
-@pytest.mark.parametrize("path", [path for path in VARIANTS if not path.endswith(("/budget", "/file"))])
+# a budget and code of the user's have no default: nobody knows what a model may take, or what is to be done
+@pytest.mark.parametrize(
+    "path", [path for path in VARIANTS if not path.endswith(("/budget", "/file", "/python"))]
+)
 def test_yaml_makes_the_default_variant(path: str) -> None:
     if path == "ac/torch_remat":
         pytest.importorskip("torch_remat")
@@ -41,8 +43,8 @@ def test_yaml_makes_the_default_variant(path: str) -> None:
     )
 
 
-# what a compiler decides, it decides of whole graphs; a file names its blocks itself
-_WITHOUT_BLOCKS = {"ac/none", "ac/compiler_budget", "ac/file"}
+# what a compiler decides, it decides of whole graphs; code of the user's names its blocks itself
+_WITHOUT_BLOCKS = {"ac/none", "ac/compiler_budget", "ac/file", "ac/python"}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.last_words import last_words
+from strategies.last_words import last_words
 
 
 class _MuteError(Exception):
