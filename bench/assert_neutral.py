@@ -20,7 +20,6 @@ from rich.console import Group
 from rich.table import Table
 from torch import nn
 
-from bench.audit import Case, cases
 from bench.output import parser, publish
 from bench.table import table_of
 from bench.trials import experiments
@@ -29,6 +28,7 @@ from harness.experiment.experiment import Experiment
 from harness.models.base import Batch
 from harness.trial.batches import batches
 from harness.trial.plain_model import PlainModel
+from tests.matrix.audit import Case, cases
 
 SETS = ("authors", "newcomer", "unseen", "transformers")
 _SMALL: dict[str, Any] = {

@@ -114,6 +114,7 @@ EXPENSIVE = {
     "tests/harness/sweep/test_checks.py::test_nothing_that_a_factory": "[has_a_long_text",
     "tests/harness/sweep/test_checks.py::test_what_another_process": "",
     "tests/bench/": "test_table.py",
+    "tests/matrix/": "[none keeps two products]",
 }
 """What `make quick` leaves out, by the start of its name, but for tests whose names hold the value.
 
@@ -125,6 +126,7 @@ REPEATED: dict[str, tuple[str, ...]] = {
         *("[attention_mask_built_once]", "[gain_enclosed_by_an_activation]", "[slope_bound_by_a_partial]"),
         *("[branch_on_a_step_in_slots]", "[hook_that_counts]", "[input_cleared_after_the_call]"),
         *("[bound_method_switched]", "[attribute_of_a_function]"),
+        *("test_cases_name_factories", "test_a_few_answers"),
         *("test_a_slice_is_right", "test_a_guard_that_is_switched_off_is_missed[aliasing"),
         *("test_what_a_recording_does_not_see_is_found_where_nothing_is_proven[checkpoints",),
     ),

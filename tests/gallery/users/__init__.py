@@ -1,1 +1,1 @@
-"""Modules as users write them, each with the verdict that it deserves: what `bench.audit` runs."""
+"""Modules as users write them, each with the verdict that it deserves: what the audit runs."""

@@ -3,8 +3,6 @@
 A set of modules is a folder of `tests.gallery.users` with a list of cases. A case is right when the verdict
 is the expected one and the sentence blames the expected part and block first. A false alarm is a module that
 is right and gets `differs`.
-
-    python -m bench.audit --sets newcomer --matching half
 """
 
 from __future__ import annotations
@@ -16,21 +14,17 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from rich.console import Group
-from rich.table import Table
 
-from bench.output import parser, publish
-from bench.table import table_of
 from harness.records.parity_result import PARTS
 from harness.records.record import validate
 from harness.records.store import RECORD
 
-MODULES = Path(__file__).parents[1] / "tests" / "gallery" / "users"
+MODULES = Path(__file__).parents[1] / "gallery" / "users"
 SETS = ("authors", "newcomer", "unseen")
 _NARROW = "intermediate_size: 64"
 ARCHITECTURES: Mapping[str, tuple[str, str]] = {
@@ -48,7 +42,7 @@ ARCHITECTURES: Mapping[str, tuple[str, str]] = {
 """Ten configuration classes of `transformers`: container of the blocks, sizes beside width and heads."""
 
 _VARIANTS = "ac=none,full,selective_layer,selective_op,nested,offload"
-_MESHES = ("single", "shard2")
+MESHES = ("single", "shard2")
 _SIZES = (
     "batch_size=2",
     "model.width=32",
@@ -97,44 +91,6 @@ class Answer:
     is_right: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Count:
-    """Answers of one set that are right.
-
-    Fields:
-        false_alarms: modules that are right and got `differs`.
-    """
-
-    modules: str
-    cases: int
-    right: int
-    false_alarms: int
-
-
-def main() -> int:
-    """Run the chosen sets, print both tables, write the JSON; return 1 where an answer is wrong."""
-    made = parser(__doc__, "audit")
-    made.add_argument("--sets", nargs="+", default=[*SETS, "transformers"], choices=[*SETS, "transformers"])
-    made.add_argument("--matching", default="", help="only factories whose name contains this")
-    made.add_argument("--rewind", action="store_true", help="only what differs, with ac.rewind=true: neutral")
-    arguments = made.parse_args()
-    found: dict[str, list[Answer]] = {}
-    for each in arguments.sets:
-        if each == "transformers":
-            found[each] = list(_architectures(arguments.matching))
-        else:
-            chosen = [case for case in cases(each) if arguments.matching in case.factory]
-            found[each] = list(answers(_rewound(chosen) if arguments.rewind else chosen))
-    counts = [_count(name, said) for name, said in found.items()]
-    publish(
-        Group(_table(found), table_of(counts, {each: each for each in Count.__slots__})),
-        arguments.out,
-        protocol={"sets": arguments.sets, "overrides": _PROTOCOL, "variants": _VARIANTS, "meshes": _MESHES},
-        results={name: [asdict(answer) for answer in said] for name, said in found.items()},
-    )
-    return int(any(count.right < count.cases for count in counts))
-
-
 def cases(folder: str) -> list[Case]:
     """Return the cases of the set in `folder` of `tests.gallery.users`."""
     listed: Any = OmegaConf.to_container(OmegaConf.load(MODULES / folder / "cases.yaml"))
@@ -151,7 +107,7 @@ def cases(folder: str) -> list[Case]:
     ]
 
 
-def _rewound(chosen: Sequence[Case]) -> list[Case]:
+def rewound(chosen: Sequence[Case]) -> list[Case]:
     """Return the cases that differ, with their state put back: they should be neutral."""
     return [
         dataclasses.replace(
@@ -203,31 +159,26 @@ def _said(record: Mapping[str, Any] | None) -> tuple[str, str]:
     return found.verdict, found.reason or ""
 
 
-def _architectures(matching: str) -> Iterator[Answer]:
-    """Yield what the command says of each architecture, variant and mesh: neutral, or refused."""
-    for config_class, (layers_fqn, sizes) in ARCHITECTURES.items():
-        if matching not in config_class:
-            continue
-        for mesh in _MESHES:
-            points: tuple[str, ...] = (
-                "model=hf",
-                f"model.config_class={config_class}",
-                f"model.layers_fqn={layers_fqn}",
-            )
-            points += (f"model.overrides={{{sizes}}}",)
-            if "image_size" not in sizes:
-                points += ("sequence_length=16",)
-            for record in _records(*points, *_SIZES, _VARIANTS, f"mesh={mesh}"):
-                verdict, sentence = _said(record)
-                variant = record["experiment"]["ac"]["name"]
-                yield Answer(
-                    factory=config_class,
-                    variant=f"ac={variant} mesh={mesh}",
-                    expected="neutral",
-                    verdict=verdict,
-                    sentence=sentence,
-                    is_right=verdict == "neutral",
-                )
+def architecture(config_class: str, mesh: str) -> Iterator[Answer]:
+    """Yield what the command says of an architecture under each variant: neutral, or refused."""
+    layers_fqn, sizes = ARCHITECTURES[config_class]
+    points = (
+        "model=hf",
+        f"model.config_class={config_class}",
+        f"model.layers_fqn={layers_fqn}",
+        f"model.overrides={{{sizes}}}",
+        *(() if "image_size" in sizes else ("sequence_length=16",)),
+    )
+    for record in _records(*points, *_SIZES, _VARIANTS, f"mesh={mesh}"):
+        verdict, sentence = _said(record)
+        yield Answer(
+            factory=config_class,
+            variant=f"ac={record['experiment']['ac']['name']} mesh={mesh}",
+            expected="neutral",
+            verdict=verdict,
+            sentence=sentence,
+            is_right=verdict == "neutral",
+        )
 
 
 def _records(*overrides: str) -> list[dict[str, Any]]:
@@ -239,32 +190,5 @@ def _records(*overrides: str) -> list[dict[str, Any]]:
             json.loads(path.read_text("utf-8")) for path in sorted(Path(folder, "audit").glob(f"*/{RECORD}"))
         ]
         if not records:
-            print(ended.stderr, file=sys.stderr)
+            sys.stderr.write(ended.stderr)
         return records
-
-
-def _count(name: str, said: Sequence[Answer]) -> Count:
-    return Count(
-        modules=name,
-        cases=len(said),
-        right=sum(answer.is_right for answer in said),
-        false_alarms=sum(a.verdict == "differs" and a.expected.startswith("neutral") for a in said),
-    )
-
-
-def _table(found: Mapping[str, Sequence[Answer]]) -> Table:
-    return table_of(
-        [answer for said in found.values() for answer in said if not answer.is_right],
-        {
-            "factory": "factory",
-            "variant": "variant",
-            "expected": "expected",
-            "said": "verdict",
-            "sentence": lambda answer: answer.sentence[:200],
-        },
-        title="Answers that are not right",
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
