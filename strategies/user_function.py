@@ -124,7 +124,9 @@ class UserFunction:
             `refused`: naming the first.
         """
         names = self.names(function)
-        for name in arguments if names is not None else ():
+        if names is None:
+            return
+        for name in arguments:
             if name not in names:
                 close = difflib.get_close_matches(name, names, n=1)
                 meant = f"did you mean {close[0]!r}? " if close else ""
