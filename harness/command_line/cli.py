@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from harness.command_line.hydra_words import explained, hydra_told, refuse_mistyped, words_for_hydra
 from harness.command_line.plan_help import PLAN_HELP
+from harness.command_line.registered import offer_registered
 from harness.command_line.schema import (
     Search,
     Settings,
@@ -136,6 +137,7 @@ def _execute(command: _Command, words: Sequence[str]) -> None:
     token = _command.set(command)
     try:
         refuse_mistyped(words)
+        offer_registered(words)
         with sigterm_exits(), planning_shown():
             with hydra_told(words_for_hydra(words, is_plan=command.act == "predict")):
                 _hydra_main()
