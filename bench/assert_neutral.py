@@ -1,7 +1,6 @@
-"""What `assert_neutral` says of modules as users write them, and of `transformers` with its own checkpoints.
+"""What `assert_neutral` says of ten architectures of `transformers` with their own checkpoints.
 
-python -m bench.assert_neutral
-python -m bench.assert_neutral --sets transformers --matching Llama
+python -m bench.assert_neutral --matching Llama
 """
 
 from __future__ import annotations
@@ -16,32 +15,17 @@ from functools import partial
 from typing import Any
 
 import torch
-from rich.console import Group
 from rich.table import Table
-from torch import nn
 
 from bench.output import parser, publish
 from bench.table import table_of
-from bench.trials import experiments
 from harness.check import NotNeutral, assert_neutral
-from harness.experiment.experiment import Experiment
-from harness.models.base import Batch
-from harness.trial.batches import batches
-from harness.trial.plain_model import PlainModel
-from tests.matrix.audit import Case, cases
 
-SETS = ("authors", "newcomer", "unseen", "transformers")
 _SMALL: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64, "max_position_embeddings": 64,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-_ALSO: Mapping[str, tuple[str, ...]] = {
-    "refused": ("refused", "differs"),
-    "unverified": ("unverified", "refused"),
-}
-"""What a check says instead of a trial: a variant that raises differs, and weights of no seed are refused."""
-
 ARCHITECTURES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "GPT2Config": ("CausalLM", {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64}),
     "LlamaConfig": ("CausalLM", _SMALL),
@@ -68,8 +52,7 @@ class Said:
     """What one check said.
 
     Fields:
-        subject: factory or architecture.
-        expected: the verdict that it should give; empty where nobody knows.
+        subject: architecture.
         verdict: the verdict, or the class of the error.
         first: probe, part and name of the first difference.
         reason, cause: in words.
@@ -77,86 +60,22 @@ class Said:
 
     subject: str
     variant: str
-    expected: str
     verdict: str
     first: str
     reason: str
     cause: str
     seconds: float
 
-    @property
-    def is_right(self) -> bool:
-        """Whether the verdict is the expected one."""
-        return not self.expected or self.verdict in _ALSO.get(self.expected, (self.expected,))
-
-
-class WithLoss(nn.Module):
-    """A model with its loss, as `transformers` has it."""
-
-    def __init__(self, model: nn.Module, loss: Callable[[Any], Any]) -> None:
-        super().__init__()
-        self.model = model
-        self.loss_of = loss
-
-    def forward(self, *inputs: Any, **keywords: Any) -> dict[str, Any]:
-        """Return the loss, and what the model returns."""
-        outputs = self.model(*inputs, **keywords)
-        return {"loss": self.loss_of(outputs), "outputs": outputs}
-
 
 def main() -> int:
-    """Run the chosen sets, print the tables, write the JSON; return 1 where a verdict is wrong."""
+    """Check the chosen architectures, print the table, write the JSON."""
     made = parser(__doc__, "assert_neutral")
-    made.add_argument("--sets", nargs="+", default=SETS, choices=SETS)
-    made.add_argument("--matching", default="", help="only factories or architectures with this in the name")
+    made.add_argument("--matching", default="", help="only architectures with this in the name")
     arguments = made.parse_args()
     warnings.simplefilter("ignore")
-    found: dict[str, list[Said]] = {}
-    for each in arguments.sets:
-        runs = _architectures() if each == "transformers" else _modules(each)
-        found[each] = [said() for name, said in runs if arguments.matching in name]
-    tables = [_table(name, said) for name, said in found.items()]
-    results = {name: [asdict(each) for each in said] for name, said in found.items()}
-    publish(Group(*tables), arguments.out, protocol={"sets": arguments.sets}, results=results)
-    return int(not all(each.is_right for said in found.values() for each in said))
-
-
-def _modules(folder: str) -> Iterator[tuple[str, Callable[[], Said]]]:
-    """Yield the checks of a set of `tests.gallery.users`, those that one process without a mesh can do."""
-    for case in cases(folder):
-        if not any(each.startswith(("mesh", "wrap_order", "chunk", "shard")) for each in case.overrides):
-            yield case.factory, partial(_module, case)
-
-
-def _module(case: Case) -> Said:
-    name, variant = case.factory, " ".join(case.overrides)
-    points = (
-        "model=python",
-        f"model.factory=tests.gallery.users.{name}",
-        f"model.layers_fqn={case.layers_fqn}",
-    )
-    try:
-        (experiment,) = experiments([[*points, "mesh.device=cpu", *case.overrides]])
-        batch = batches(experiment, torch.device("cpu"), 0)(0)
-    except ValueError as refusal:
-        return _said(name, variant, case.expected, partial(_raise, refusal))
-
-    def applied(model: WithLoss) -> WithLoss:
-        model.model = experiment.ac.apply(model.model, batch.inputs)
-        return model
-
-    def check() -> None:
-        make = partial(_made, experiment, batch)
-        # a loss may hold its targets: one example, or none
-        inputs: Any = batch.inputs if not batch.keywords else dict(batch.keywords)
-        assert_neutral(make, inputs, applied, steps=experiment.protocol.parity_steps)
-
-    return _said(name, variant, case.expected, check)
-
-
-def _made(experiment: Experiment, batch: Batch) -> WithLoss:
-    plain = PlainModel.of(experiment, torch.device("cpu"))
-    return WithLoss(plain.model, lambda outputs: plain.loss(outputs, batch))
+    found = [said() for name, said in _architectures() if arguments.matching in name]
+    publish(_table(found), arguments.out, protocol={}, results=[asdict(each) for each in found])
+    return 0
 
 
 def _architectures() -> Iterator[tuple[str, Callable[[], Said]]]:
@@ -181,7 +100,7 @@ def _architecture(name: str, *, use_reentrant: bool) -> Said:
 
     batch = _inputs(head)
     words = "reentrant" if use_reentrant else "non-reentrant"
-    return _said(name, words, "", lambda: assert_neutral(make, batch, variant))
+    return _said(name, words, lambda: assert_neutral(make, batch, variant))
 
 
 def _inputs(head: str) -> dict[str, torch.Tensor]:
@@ -194,11 +113,7 @@ def _inputs(head: str) -> dict[str, torch.Tensor]:
     return {"input_ids": tokens, "labels": tokens}
 
 
-def _raise(error: Exception) -> None:
-    raise error
-
-
-def _said(subject: str, variant: str, expected: str, check: Callable[[], object]) -> Said:
+def _said(subject: str, variant: str, check: Callable[[], object]) -> Said:
     """Return what a check says."""
     started, first, cause = time.perf_counter(), "", ""
     try:
@@ -212,7 +127,6 @@ def _said(subject: str, variant: str, expected: str, check: Callable[[], object]
     return Said(
         subject=subject,
         variant=variant,
-        expected=expected,
         verdict=verdict,
         first=first.strip(),
         reason=reason,
@@ -221,23 +135,17 @@ def _said(subject: str, variant: str, expected: str, check: Callable[[], object]
     )
 
 
-def _table(name: str, said: list[Said]) -> Table:
-    """Return all rows of a set without expectations, and of others those that are not right."""
-    right = sum(each.is_right for each in said)
-    alarms = sum(each.verdict == "differs" and each.expected == "neutral" for each in said)
-    shown = [each for each in said if not each.expected or not each.is_right]
+def _table(said: list[Said]) -> Table:
     return table_of(
-        shown,
+        said,
         {
-            "subject": "subject",
-            "variant": "variant",
-            "expected": "expected",
+            "architecture": "subject",
+            "checkpoints": "variant",
             "verdict": "verdict",
             "first difference": "first",
             "s": "seconds:.1f",
             "reason": lambda each: each.reason[:120],
         },
-        title=f"{name}: {right} of {len(said)} right, {alarms} false alarms",
     )
 
 

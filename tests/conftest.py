@@ -79,6 +79,7 @@ EXPENSIVE = {
     "tests/strategies/nested/test_nested_regions.py::test_a_tree_comes_back_from_its_paths": "",
     "tests/gallery/test_verdicts.py": "[n11",
     "tests/gallery/test_entries.py": "[n11",
+    "tests/gallery/test_users.py": "[StepInSlots",
     "tests/harness/predict/test_fake_rank.py": "test_what_cannot_be_predicted",
     "tests/harness/predict/test_batch_sizes.py::test_the_step_between": "[full AC]",
     "tests/harness/predict/test_repeated_blocks.py::test_the_composed_step": "[full AC]",

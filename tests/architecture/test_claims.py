@@ -12,7 +12,7 @@ _TEXT = " ".join((_ROOT / "README.md").read_text(encoding="utf-8").split())
 
 CLAIMS = {
     "strategies on any model and any device mesh": [
-        "tests/bench/test_audit.py::test_every_answer_is_right",
+        "tests/gallery/test_users.py::test_the_command_is_right",
         "tests/parity/test_fsdp.py::test_every_variant_in_every_order",
     ],
     "exact bytes, the maximum over ranks": [

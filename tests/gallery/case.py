@@ -69,3 +69,8 @@ class Case:
     layers_fqn: str = "blocks"
     link: str = ""
     needs: str = ""
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The variant as options of the command; none where it is something else."""
+        return self.variant if isinstance(self.variant, tuple) else ()

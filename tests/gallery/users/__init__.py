@@ -1,1 +1,1 @@
-"""Modules as users write them, each with the verdict that it deserves: what the audit runs."""
+"""Models as users write them; `cases` has the verdict that each deserves."""

@@ -33,8 +33,11 @@ from strategies.base import StrategyError
 from strategies.estimate.anatomy import attributes, kind_of
 from strategies.regions import rewind
 from strategies.regions.rewind import SMALL_BYTES
-from tests.gallery.users.authors import wrong
-from tests.gallery.users.authors.stacks import WIDTH, Plain, Stack
+from tests.gallery.parts import WIDTH, Layer, Net
+from tests.gallery.users.cases import CASES
+from tests.gallery.users.counters import Counting
+from tests.gallery.users.randomness import Dropping
+from tests.gallery.users.switches import Tempered
 from tests.strategies.held_kinds import HELD
 
 _STEPS = 3
@@ -54,14 +57,14 @@ class _Counter:
     seen: list[int] = field(default_factory=list)
 
 
-class _Holding(Plain):
+class _Holding(Layer):
     """Scales by what `scale` makes of a value that it holds."""
 
     def __init__(self, held: Any, scale: Callable[[Any], Any]) -> None:
         super().__init__()
         self.held, self.scale = held, scale
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return super().forward(x * (1 + self.scale(self.held)))
 
 
@@ -148,22 +151,21 @@ _HELD: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         lambda held: torch.rand(WIDTH, generator=held),
     ),
 }
-_OF_USERS = [
-    name
-    for name, made in vars(wrong).items()
-    if (isinstance(made, partial) or getattr(made, "__module__", "") == wrong.__name__)
-    and name.islower()
-    and name not in {"dropping", "shrinking", "global_counting", "function_state"}  # right, or not put back
+_OF_USERS = [  # whose state is put back
+    *("Counting", "Tallying", "FirstCall", "RoundRobin", "Warmup", "StepInATensor", "LengthOfALog"),
+    *("RandomGain", "CutMix ac=selective_op", "OwnGenerator", "PythonGenerator", "BatchNorm", "Whitened"),
+    *("Codebook", "DelayedScaling ac=selective_op", "Spectral", "Balanced", "Remembering", "Logging"),
+    *("SetsContext", "Cools"),
 ]
 
 
-def _held(name: str) -> Stack:
+def _held(name: str) -> Net:
     make, scale = _HELD[name]
-    return Stack([Plain(), _Holding(make(), scale), Plain()])
+    return Net(Layer(), _Holding(make(), scale), Layer())
 
 
 def _of_users(name: str) -> nn.Module:
-    model: nn.Module = getattr(wrong, name)()[0]
+    model: nn.Module = CASES[name].make()[0]
     return model
 
 
@@ -233,7 +235,7 @@ def test_every_state_is_put_back_and_restored(name: str) -> None:
     } == dict.fromkeys(_VARIANTS, True)
 
 
-@pytest.mark.parametrize("name", [name for name in _MODELS if name != "first_call"])
+@pytest.mark.parametrize("name", [name for name in _MODELS if name != "FirstCall"])
 def test_each_of_them_differs_without(name: str) -> None:
     make = _MODELS[name]
     assert _trained(make, Full(layers_fqn="blocks")) != _trained(make)
@@ -241,10 +243,10 @@ def test_each_of_them_differs_without(name: str) -> None:
 
 def test_another_path_in_the_first_call_raises_without() -> None:
     with pytest.raises(CheckpointError):
-        _trained(_MODELS["first_call"], Full(layers_fqn="blocks"))
+        _trained(_MODELS["FirstCall"], Full(layers_fqn="blocks"))
 
 
-@pytest.mark.parametrize("name", ["counting", "remembering", "averaging", "large tensor"])
+@pytest.mark.parametrize("name", ["Counting", "Remembering", "Whitened", "large tensor"])
 def test_two_forwards_may_wait_for_their_backward(name: str) -> None:
     def gradients(ac: Full | None) -> list[Any]:
         torch.manual_seed(0)
@@ -264,7 +266,7 @@ def test_two_forwards_may_wait_for_their_backward(name: str) -> None:
 def test_a_graph_that_is_kept_is_recomputed_again(use_reentrant: bool) -> None:
     def gradients(ac: Full | None) -> list[Tensor | None]:
         torch.manual_seed(0)
-        model = _MODELS["counting"]() if ac is None else ac.apply(_MODELS["counting"]())
+        model = _MODELS["Counting"]() if ac is None else ac.apply(_MODELS["Counting"]())
         loss = model(torch.randn(4, WIDTH)).square().mean()
         loss.backward(retain_graph=True)
         loss.backward()
@@ -280,17 +282,16 @@ def test_a_graph_that_is_kept_is_recomputed_again(use_reentrant: bool) -> None:
 def test_what_changes_between_forward_and_backward_is_put_back() -> None:
     def gradient(ac: Full | None) -> Tensor:
         torch.manual_seed(0)
-        switched = wrong.Switched()
-        model: nn.Module = Stack([switched, wrong.Dropping()])
+        switched = Tempered()
+        model: nn.Module = Net(switched, Dropping())
         model = model if ac is None else ac.apply(model)
         loss = model(torch.randn(4, WIDTH)).square().mean()
         model.eval()
-        switched.fast = True
+        switched.temperature = 3.0
         loss.backward()
-        assert switched.fast, "the change stays"
+        assert switched.temperature == 3.0, "the change stays"
         assert not model.training
-        found = switched.linear.weight.grad
-        assert found is not None
+        found: Tensor = switched.linear.weight.grad
         return found
 
     plain = gradient(None)
@@ -299,7 +300,7 @@ def test_what_changes_between_forward_and_backward_is_put_back() -> None:
         gradient(Full(layers_fqn="blocks"))
 
 
-class _Rarely(Plain):
+class _Rarely(Layer):
     """Changes a large buffer in its third call only."""
 
     table: Tensor
@@ -309,7 +310,7 @@ class _Rarely(Plain):
         self.register_buffer("table", torch.ones(_LARGE))
         self.calls = 0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         self.calls += 1
         scale = self.table[:WIDTH].clone()
         if self.calls == 3:
@@ -319,7 +320,7 @@ class _Rarely(Plain):
 
 def test_a_large_tensor_that_changes_late_is_refused_once_and_copied_then() -> None:
     block = _Rarely()
-    model = Full(layers_fqn="blocks", rewind=True).apply(Stack([block]))
+    model = Full(layers_fqn="blocks", rewind=True).apply(Net(block))
     inputs = torch.randn(4, WIDTH)
     for _ in range(2):
         model(inputs).sum().backward()
@@ -331,7 +332,7 @@ def test_a_large_tensor_that_changes_late_is_refused_once_and_copied_then() -> N
 
 
 def test_large_tensors_that_never_change_are_not_copied() -> None:
-    model = Full(layers_fqn="blocks", rewind=True).apply(Stack([_Rarely()]))
+    model = Full(layers_fqn="blocks", rewind=True).apply(Net(_Rarely()))
     inputs = torch.randn(4, WIDTH)
     model(inputs).sum().backward()
     copied: list[int] = []
@@ -349,7 +350,7 @@ def test_large_tensors_that_never_change_are_not_copied() -> None:
 
 
 @pytest.mark.parametrize("variant", [Full, partial(Nested, levels=[3])], ids=["full", "nested"])
-@pytest.mark.parametrize(("blocks", "notes"), [(Plain, 3), (wrong.Counting, 6)], ids=["no state", "state"])
+@pytest.mark.parametrize(("blocks", "notes"), [(Layer, 3), (Counting, 6)], ids=["no state", "state"])
 def test_a_recomputation_notes_what_is_there_only_where_it_is_not_what_forward_found(
     blocks: type[nn.Module],
     notes: int,
@@ -364,7 +365,7 @@ def test_a_recomputation_notes_what_is_there_only_where_it_is_not_what_forward_f
         return note(module, learned)
 
     monkeypatch.setattr(rewind._State, "of", counted)
-    model = variant(layers_fqn="blocks", rewind=True).apply(Stack([blocks() for _ in range(3)]))
+    model = variant(layers_fqn="blocks", rewind=True).apply(Net(*(blocks() for _ in range(3))))
     model(torch.randn(4, WIDTH)).sum().backward()
     assert sum(isinstance(module, blocks) for module in noted) == notes
 
@@ -399,8 +400,8 @@ def test_zeros_of_another_sign_are_put_back() -> None:
         assert torch.equal(plain, found)
 
 
-def _flipping() -> Stack:
-    return Stack([Plain(), _Holding(torch.zeros(WIDTH), lambda held: (1 / held.neg_()).tanh()), Plain()])
+def _flipping() -> Net:
+    return Net(Layer(), _Holding(torch.zeros(WIDTH), lambda held: (1 / held.neg_()).tanh()), Layer())
 
 
 def test_nothing_leaks() -> None:
@@ -436,14 +437,14 @@ SIZES: dict[str, Callable[[Any], object]] = {
 }
 
 
-class _Resizing(Plain):
+class _Resizing(Layer):
     def __init__(self, resize: Callable[[Any], object], size: int) -> None:
         super().__init__()
         self.register_buffer("cache", torch.ones(size))
         self.cache: Tensor
         self.calls, self.resize = 0, resize
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         self.calls += 1
         y = super().forward(x) * self.cache.mean()
         self.resize(self)
@@ -454,7 +455,7 @@ class _Resizing(Plain):
 @pytest.mark.parametrize("resize", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("make", [_VARIANTS["full"], _VARIANTS["reentrant"], _VARIANTS["nested"]])
 def test_a_buffer_that_later(make: Any, resize: Callable[[Any], object], size: int) -> None:
-    plain = Stack([Plain(), _Resizing(resize, size), Plain()])
+    plain = Net(Layer(), _Resizing(resize, size), Layer())
     model = make(layers_fqn="blocks", rewind=True).apply(copy.deepcopy(plain))
     for _ in range(_STEPS):
         gradients = []
@@ -465,7 +466,7 @@ def test_a_buffer_that_later(make: Any, resize: Callable[[Any], object], size: i
         assert all(map(torch.equal, *gradients))
 
 
-class _Dispatching(Plain):
+class _Dispatching(Layer):
     """Counts rows for each expert once, and keeps the counts for its recomputation."""
 
     def __init__(self) -> None:
@@ -473,7 +474,7 @@ class _Dispatching(Plain):
         self.splits: list[int] = []
         self.counted = 0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         if torch._C._current_graph_task_id() == -1:
             self.counted += 1
             self.splits.append(self.counted)
@@ -485,9 +486,9 @@ class _NamesSplits(_Dispatching):
     acbench_not_rewound = ("splits",)
 
 
-def _dispatched(block: Plain, make: Any) -> list[Tensor | None]:
+def _dispatched(block: Layer, make: Any) -> list[Tensor | None]:
     torch.manual_seed(0)
-    plain = Stack([Plain(), block, Plain()])
+    plain = Net(Layer(), block, Layer())
     model = plain if make is None else make(layers_fqn="blocks", rewind=True).apply(plain)
     model(torch.ones(2, WIDTH)).square().sum().backward()
     return [parameter.grad for parameter in model.parameters()]

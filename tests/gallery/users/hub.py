@@ -1,21 +1,25 @@
 """Models of transformers, as a user takes them."""
-# ruff: noqa: PGH004
-# ruff: noqa
-# mypy: ignore-errors
+
+from __future__ import annotations
+
+from typing import Any
 
 import torch
+from torch.nn import functional
+
+from tests.gallery.parts import (
+    Example,
+)
 
 
-def _tokens():
+def _tokens() -> Any:
     return torch.randint(0, 31, (2, 7))
 
 
-def gpt2_with_default_cache(attention="sdpa"):
-    """use_cache stays at its default, True: each block appends keys and values to a cache, recomputation too.
-
-    Right all the same: with causal attention that starts at the first key, queries never see what was appended.
-    """
-    from transformers import GPT2Config, GPT2LMHeadModel
+def gpt2_with_default_cache(attention: Any = "sdpa") -> Any:
+    """GPT2 appends keys and values to its cache by default, in recomputation once more; causal attention
+    aligned to the first key never looks at what was appended."""
+    from transformers import GPT2Config, GPT2LMHeadModel  # noqa: PLC0415 (not every machine has it)
 
     config = GPT2Config(
         n_layer=3,
@@ -32,29 +36,30 @@ def gpt2_with_default_cache(attention="sdpa"):
     )
     tokens = _tokens()
 
-    def loss(out):
-        return torch.nn.functional.cross_entropy(out.logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    def loss(out: Any) -> Any:
+        return functional.cross_entropy(out.logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
 
     return GPT2LMHeadModel(config), (tokens,), loss
 
 
-def gpt2_eager_with_default_cache():
-    """With eager attention the mask no longer fits the keys."""
+def gpt2_eager_with_default_cache() -> Any:
+    """The same with eager attention, whose mask does not fit twice the keys: recomputation raises."""
     return gpt2_with_default_cache("eager")
 
 
 class Labelled(torch.nn.Module):
-    def __init__(self, inner):
+    def __init__(self, inner: Any) -> None:
         super().__init__()
         self.inner = inner
 
-    def forward(self, batch):
+    def forward(self, batch: Any) -> Any:
         return self.inner(**batch)
 
 
-def t5_with_labels():
-    """Right: an encoder with decoder, dropout, a position bias that the first block hands on, the model's own loss."""
-    from transformers import T5Config, T5ForConditionalGeneration
+def t5_with_labels() -> Any:
+    """Encoder and decoder with dropout and a position bias that the first block computes and hands on; the
+    loss is the model's own."""
+    from transformers import T5Config, T5ForConditionalGeneration  # noqa: PLC0415 (not every machine has it)
 
     config = T5Config(
         d_model=16,
@@ -76,9 +81,9 @@ def t5_with_labels():
     return Labelled(T5ForConditionalGeneration(config)), (batch,), lambda out: out.loss
 
 
-def bert_classifier():
-    """Right: dict inputs, tied embeddings, dropout, outputs with hidden states."""
-    from transformers import BertConfig, BertForSequenceClassification
+def bert_classifier() -> Example:
+    """A dict of inputs, dropout, hidden states in the output, and the loss by its key."""
+    from transformers import BertConfig, BertForSequenceClassification  # noqa: PLC0415 (not every machine has it)
 
     config = BertConfig(
         hidden_size=16,

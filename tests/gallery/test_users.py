@@ -1,0 +1,93 @@
+"""Every model of users gets its verdict: from `assert_neutral`, and from the command."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+
+from harness.records.parity_result import PARTS
+from tests.gallery.case import Case
+from tests.gallery.checking import Said, said_of_users
+from tests.gallery.users.cases import CASES, WITHOUT_RNG
+from tests.gallery.users.command import said_by_the_command
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # what torch warns of is part of some cases
+
+_ALSO = {"refused": ("refused", "differs"), "unverified": ("unverified", "refused")}
+"""What a check says instead of a trial: a variant that raises differs, and weights of no seed are refused."""
+
+_SEES_MORE = ("GlobalCounting", "FunctionState", "ProgressiveUnfreezing")
+"""What the check finds and a trial does not: state that models or micro-batches in flight share."""
+
+_FEW = (
+    *("attention_mask_built_once", "gain_enclosed_by_an_activation", "slope_bound_by_a_partial"),
+    *("StepInSlots", "HookThatCounts", "input_cleared_after_the_call", "SwitchesWay", "AttributeOfAFunction"),
+)
+_BY_COMMAND = re.compile(
+    r"Counting|Tallying|Codebook|BatchNorm|SetsContext|keywords_only|lora_on_frozen_base"
+    r"|bf16_blocks_in_fp32_model|TimeEmbedding|Infinite|Strict"
+)
+_STAYS = {*WITHOUT_RNG[1:], "ac=nested", "ac=offload"}
+
+
+def _rows(*few: str) -> list[Any]:
+    return [pytest.param(name, marks=() if name in few else pytest.mark.matrix) for name in CASES]
+
+
+@pytest.mark.parametrize("name", _rows(*_FEW))
+def test_the_check_is_right(name: str) -> None:
+    case = CASES[name]
+    said = said_of_users(name, case)
+    right = ("differs",) if name in _SEES_MORE else _ALSO.get(case.verdict, (case.verdict,))
+    assert said.verdict in right, said.sentence
+    assert not case.names or any(re.search(word, said.sentence) for word in case.names), said.sentence
+    if case.reads is not None:
+        allowed = case.reads + case.tolerated
+        assert [read for read in said.late_reads if not any(re.search(each, read) for each in allowed)] == []
+        assert [
+            each for each in case.reads if not any(re.search(each, read) for read in said.late_reads)
+        ] == []
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [
+        pytest.param(
+            {name: case for name, case in CASES.items() if _BY_COMMAND.fullmatch(name)},
+            id="a few",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(CASES, id="all", marks=pytest.mark.matrix),
+    ],
+)
+def test_the_command_is_right(cases: dict[str, Case]) -> None:
+    found = dict(said_by_the_command(cases))
+    assert {name: said for name, said in found.items() if not _is_right(cases[name], said)} == {}
+
+
+def _is_right(case: Case, said: Said) -> bool:
+    """Whether the verdict is the right one, and the sentence blames the part and the module first."""
+    words = {case.part, PARTS.get(case.part)} - {"", None}
+    is_part = not words or any(str(word) in said.sentence for word in words)
+    is_named = not case.names or any(re.search(word, said.sentence) for word in case.names)
+    is_told = said.verdict == "neutral" or bool(said.sentence)
+    return said.verdict == case.verdict and is_part and is_named and is_told
+
+
+@pytest.mark.matrix
+def test_what_differs_is_neutral_when_its_state_is_put_back() -> None:
+    chosen = {
+        name: dataclasses.replace(case, verdict="neutral", part="", names=())
+        for name, case in CASES.items()
+        if case.verdict == "differs" and not (_STAYS & {*case.options})
+    }
+    found = dict(said_by_the_command(chosen, "ac.rewind=true"))
+    assert {name: said for name, said in found.items() if said.verdict != "neutral"} == {}
+
+
+def test_cases_name_parts_and_say_why() -> None:
+    assert {case.part for case in CASES.values()} <= {"", *PARTS}
+    assert [name for name, case in CASES.items() if not case.why] == []

@@ -1,1 +1,0 @@
-"""Modules of those who know how the comparison works."""

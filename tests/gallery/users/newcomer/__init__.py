@@ -1,1 +1,0 @@
-"""Modules as people write them, with what activation checkpointing does to each in cases.yaml."""

@@ -1,1 +1,0 @@
-"""Modules in the idioms of user code, written before the probes that judge them learnt to perturb."""
