@@ -43,5 +43,5 @@ def test_the_page_is_current() -> None:
 )
 def test_what_was_measured_is_told(shown: dict[str, Any], told: str) -> None:
     verdict: Verdict = "differs" if shown.get("parts", True) else "inert"
-    case = Case(make=nn.Linear, variant=(), verdict=verdict, evidence=Evidence(**shown))
+    case = Case(make=nn.Identity, variant=(), verdict=verdict, evidence=Evidence(**shown))
     assert measured(case) == told
