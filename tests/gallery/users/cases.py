@@ -93,7 +93,7 @@ CASES = dict(
         _differs(counters.HookThatCounts),
         _differs(counters.GainInAClosure),
         _differs(counters.ActivationThatCounts),
-        _differs(counters.AttributeOfAFunction),
+        _differs(counters.AttributeOfAFunction, name="", part=""),
         _differs(counters.Alternating),
         _differs(counters.StepInATensor),
         _differs(counters.ActiveUnits, part="state"),
