@@ -43,6 +43,9 @@ has seen that stream's event, after the last storage on it is gone (`free_block`
 c10/cuda/CUDACachingAllocator.cpp).
 """
 
+UNSEEN = {"nested": (0, 2 * 5056, 3 * 5056)}
+"""States of the CPU's generator that a region holds while it is recomputed: 5,056 unseen bytes each."""
+
 
 class CudaWorkspaceProbe:
     """Tells an operator's private memory from the caching allocator's numbers."""
@@ -91,7 +94,7 @@ def test_no_byte_is_unexplained(
             )
             if ac not in INEXACT[device]
         }
-    assert {ac: nbytes for ac, nbytes in left.items() if nbytes} == {}
+    assert {ac: nbytes for ac, nbytes in left.items() if nbytes not in UNSEEN.get(ac, (0,))} == {}
 
 
 def _unexplained_bytes(probe: WorkspaceProbe, experiment: Experiment) -> int:
