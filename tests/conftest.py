@@ -123,11 +123,7 @@ An empty value keeps none: no test of its kind is cheap."""
 
 REPEATED: dict[str, tuple[str, ...]] = {
     "tests/matrix/": (
-        *("test_toy.py", "test_what_differs", "test_formulas", "test_sets_share", "test_each_setup"),
-        *("[attention_mask_built_once]", "[gain_enclosed_by_an_activation]", "[slope_bound_by_a_partial]"),
-        *("[branch_on_a_step_in_slots]", "[hook_that_counts]", "[input_cleared_after_the_call]"),
-        *("[bound_method_switched]", "[attribute_of_a_function]"),
-        *("test_cases_name_factories", "test_a_few_answers"),
+        *("test_toy.py", "test_what_differs", "test_formulas", "test_sets_share"),
         *("test_a_slice_is_right", "test_a_guard_that_is_switched_off_is_missed[aliasing"),
         *("test_what_a_recording_does_not_see_is_found_where_nothing_is_proven[checkpoints",),
     ),
