@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -32,10 +32,9 @@ def offer_registered(words: Sequence[str]) -> None:
     named = {
         name for word in words if (match := _CHOICE.match(word)) for name in re.findall(r"\w+", match[1])
     }
-    for name in sorted(named):
-        found = [*entry_points(group=GROUP, name=name)]
-        if not found:
-            continue
+    entries = entry_points(group=GROUP) if named else EntryPoints()
+    for name in sorted(named & entries.names):
+        found = [*entries.select(name=name)]
         if len(found) > 1 or (name in ac_variants and ac_variants[name].__module__.startswith("strategies.")):
             others = "acbench has" if len(found) == 1 else "another package registers"
             problem = f"{found[0].value!r} is registered as {name!r}, a name that {others}"

@@ -54,7 +54,7 @@ def test_a_function_is_ac_python() -> None:
 
 def test_a_class_is_a_variant_with_its_fields() -> None:
     registered.offer_registered(["ac=registered_strategy"])
-    found: type[Strategy] = registered.ac_variants["registered_strategy"]
+    found: type[Strategy] = vars(registered)["ac_variants"]["registered_strategy"]
     assert found.__name__ == "Mine"
     node = _stored("registered_strategy")
     assert (node["name"], node["layers_fqn"], node["module_classes"], node["early_stop"]) == (
