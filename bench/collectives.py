@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.measure.collectives import collective_name, payload_bytes
+from strategies.estimate.collectives import collective_name, payload_bytes
 from strategies.shard.candidates.redistribution import Collective, Phase
 
 Counts: TypeAlias = Counter[tuple[str, str, int]]

@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import flop_registry
 
-from harness.measure.collectives import collective_name
+from strategies.estimate.collectives import collective_name
 from strategies.estimate.tensors import tensors_in
 from strategies.regions.torch_facts import selective_takes_hooks
 from strategies.step.operator_mode import OperatorMode

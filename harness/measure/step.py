@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -25,7 +25,7 @@ from harness.measure.rng import seeded
 from harness.measure.sharding_rules import unseen_sharding_rules
 from harness.measure.trainee import Trainee
 from harness.measure.work.compiled_graphs import CompiledGraphs, CompiledWork
-from harness.measure.work.counter import CountedOperator, OperatorListener, WorkCounter
+from harness.measure.work.counter import work_of
 from harness.records.measured import Allocator, MeasuredMemory, MeasuredWork
 from strategies.base import PlansFromStep, RunnableStep
 from strategies.estimate.patched import Wrappings
@@ -33,6 +33,7 @@ from strategies.estimate.tensors import plain_tensors, tensors_held_by
 from strategies.step.ledger import Kind, Ledger
 from strategies.step.live_storages import LiveStorages, WorkspaceProbe
 from strategies.step.position import Phase
+from strategies.step.step_recorder import RecordedOperator, StepRecorder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +52,7 @@ class StepReport:
     memory: MeasuredMemory
     work: MeasuredWork
     history: StorageHistory
-    operators: Sequence[CountedOperator]
+    operators: Sequence[RecordedOperator]
     compiled: CompiledWork | None
     live: LiveTotals
     workspaces: Workspaces | None
@@ -75,10 +76,10 @@ def instrument(
     batch: Any,
     *,
     probe: WorkspaceProbe | None = None,
-    listener: Callable[[Locator], OperatorListener] | None = None,
+    around: Callable[[Locator], AbstractContextManager[object]] = nullcontext,
     seed: int = 0,
 ) -> StepReport:
-    """Run one training step under both meters.
+    """Run one training step and record it.
 
     Run one step before: the first makes optimizer state, FSDP's buffers and DTensor's propagation cache.
 
@@ -86,35 +87,35 @@ def instrument(
         trainee: what to train.
         batch: what to train it on; its tensors lie on the device.
         probe: sees the private memory of operators, to say where a difference to the allocator comes from.
-        listener: makes what is told of every operator from what says where it runs.
+        around: makes a context of the step from what says where it is.
         seed: what random numbers the step draws.
     """
     device = compute_device(trainee, batch)
     locator = Locator(trainee.model, trainee.blocks)
-    live = LiveStorages(locator, device=device.type, probe=probe)
-    work = WorkCounter(locator, None if listener is None else listener(locator), device=device.type)
-    totals = StepTotals(trainee, live)
+    recorder = StepRecorder(locator, device=device.type, probe=probe)
+    totals = StepTotals(trainee, recorder)
     with (
         _repeatable(trainee, device, seed),
         settled_collectives(),
         unseen_sharding_rules(),
         locator,
-        live,
-        work,
+        around(locator),
+        recorder,
         AsUnwatched(locator.wrappings),
-        _compiled_code(trainee.compiled, locator, live) as compiled,
+        _compiled_code(trainee.compiled, locator, recorder) as compiled,
     ):
         totals.start(batch)
         _step(trainee, batch, totals, locator)
     history, beyond = totals.history(), compiled()
+    work = work_of((each.work for each in recorder.operators), locator.calls, device=device.type)
     return StepReport(
         memory=history.memory(),
-        work=work.report() if beyond is None else beyond.beside(work.report()),
+        work=work if beyond is None else beyond.beside(work),
         history=history,
-        operators=work.operators,
+        operators=recorder.operators,
         compiled=beyond,
         live=totals.live_totals(device.type),
-        workspaces=None if probe is None else _workspaces(live.ledger),
+        workspaces=None if probe is None else _workspaces(recorder.ledger),
     )
 
 

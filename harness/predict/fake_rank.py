@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -24,13 +25,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
 from harness.experiment.mesh import Mesh
-from harness.measure.memory.locator import Locator
 from harness.measure.step import instrument, runnable_step
 from harness.models.base import Batch
 from harness.predict.compiled_step import compiling_fakes, fakes_of
-from harness.predict.policies import policies_heard
+from harness.predict.policies import policies_counted
 from harness.predict.step_log import StepLog
-from harness.predict.tracer import Tracer
 from harness.predict.without_data import as_with_values
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
@@ -73,14 +72,14 @@ def step_log(experiment: Experiment, device: str) -> StepLog:
         experiment = _with_plan(experiment, device, make, batch, Path(folder) / PLAN_FILE)
         trainee = make(experiment)
         warm_up(trainee, batch, steps=_warm_up_steps(mesh))
-        tracers: list[Tracer] = []
-        with policies_heard(tracers):
-            report = instrument(trainee, batch(UNMEASURED_STEPS), listener=partial(_tracer, tracers, mesh))
+        asked: Counter[str] = Counter()
+        report = instrument(trainee, batch(UNMEASURED_STEPS), around=partial(policies_counted, asked))
         return StepLog(
             history=report.history,
-            operators=report.operators,
+            operators=[operator.work for operator in report.operators],
+            policy_calls=asked,
             block_calls=report.work.calls,
-            calls=tracers[0].calls,
+            ranks_per_node=mesh.world_size // mesh.nodes,
             observation=trainee.observe(),
             trained=trainee.trained,
             compiled=report.compiled,
@@ -190,11 +189,6 @@ def _warm_up_steps(mesh: Mesh) -> int:
     """Return the steps after which nothing changes: the second has its use under DDP alone."""
     is_replicated = mesh.dp > 1 and not mesh.is_sharded
     return UNMEASURED_STEPS if is_replicated else UNMEASURED_STEPS - 1
-
-
-def _tracer(made: list[Tracer], mesh: Mesh, locator: Locator) -> Tracer:
-    made.append(Tracer(locator, ranks_per_node=mesh.world_size // mesh.nodes))
-    return made[-1]
 
 
 @contextmanager

@@ -9,39 +9,33 @@ Source: torch/utils/checkpoint.py, `_CachingTorchDispatchMode` and `_CachedTorch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from torch.utils import checkpoint
 
 from strategies.estimate.patched import wrapped
 from strategies.regions.kept_results import Keeping, Returning
+from strategies.step.position import Position
 
 _TORCHS = (checkpoint._CachingTorchDispatchMode, checkpoint._CachedTorchDispatchMode)  # noqa: SLF001 (no public way)
 _MODES = (*_TORCHS, Keeping, Returning)
 
 
-class PolicyListener(Protocol):
-    """Is told whenever Python is asked about an operator."""
-
-    def asked(self) -> None:
-        """Take note of one call."""
-
-
 @contextmanager
-def policies_heard(listeners: Sequence[PolicyListener]) -> Iterator[None]:
-    """Tell all of `listeners`, which may come later, of each call of a policy inside the scope."""
-    with ExitStack() as heard:
+def policies_counted(calls: Counter[str], position: Position) -> Iterator[None]:
+    """Count calls of policies inside the scope, by the phase of the step that `position` tells."""
+    with ExitStack() as counted:
         for mode in _MODES:
-            heard.enter_context(wrapped(mode, "__torch_dispatch__", partial(_heard, listeners)))
+            counted.enter_context(wrapped(mode, "__torch_dispatch__", partial(_counted, calls, position)))
         yield
 
 
-def _heard(
-    listeners: Sequence[PolicyListener], original: Callable[..., Any], /, *args: Any, **kwargs: Any
+def _counted(
+    calls: Counter[str], position: Position, original: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> Any:
-    for listener in listeners:
-        listener.asked()
+    calls[position.phase] += 1
     return original(*args, **kwargs)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,14 +33,7 @@ from harness.predict.stretching import Numbered, Numbering, UnlikeError, stretch
 from harness.records.measured import SavedTensor, TrainedModel
 from strategies import Observation
 from strategies.regions.blocks import children_of
-
-
-class _Act(Hashable, Protocol):
-    @property
-    def phase(self) -> str: ...
-
-
-_SomeAct = TypeVar("_SomeAct", bound=_Act)
+from strategies.step.step_recorder import OperatorWork
 
 _FEWEST, _FEWEST_UNITS = 3, 4
 """Blocks of the shorter of the two models; the longer has one more. FSDP treats its last units otherwise."""
@@ -127,7 +120,8 @@ def _composed(shorter: StepLog, longer: StepLog, further: int, layers_fqn: str) 
                 list(shorter.block_calls.items()), list(longer.block_calls.items()), further, names.of_calls
             )
         ),
-        calls=_by_phase(shorter.calls, longer.calls, further),
+        policy_calls=_sums(shorter.policy_calls, longer.policy_calls, further),
+        ranks_per_node=longer.ranks_per_node,
         observation=_observation(shorter.observation, longer.observation, further),
         trained=_trained(shorter.trained, longer.trained, further),
         assumes=longer.assumes,
@@ -152,17 +146,16 @@ def _history(
     )
 
 
-def _by_phase(shorter: Sequence[_SomeAct], longer: Sequence[_SomeAct], further: int) -> list[_SomeAct]:
+def _by_phase(
+    shorter: Sequence[OperatorWork], longer: Sequence[OperatorWork], further: int
+) -> list[OperatorWork]:
     """Return what a step does, one phase after the other."""
-    acts: list[_SomeAct] = []
+    unnumbered: Numbering[OperatorWork] = Numbering(split=lambda act: (act, None), join=lambda act, _: act)
+    acts: list[OperatorWork] = []
     for phase in PHASES:
         few, many = ([act for act in acts_of if act.phase == phase] for acts_of in (shorter, longer))
-        acts += stretched(few, many, further, Numbering(split=lambda act: (act, None), join=_without_number))
+        acts += stretched(few, many, further, unnumbered)
     return acts
-
-
-def _without_number(act: _SomeAct, _: int) -> _SomeAct:
-    return act
 
 
 def _observation(shorter: Observation, longer: Observation, further: int) -> Observation:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.measure.memory.storage_history import StorageHistory
 from harness.measure.work.compiled_graphs import CompiledWork
-from harness.measure.work.counter import CountedOperator, work_of
+from harness.measure.work.counter import work_of
 from harness.predict.trace import Trace
-from harness.predict.tracer import TracedCall, trace_of
 from harness.records.measured import MeasuredMemory, MeasuredWork, TrainedModel
 from strategies import Observation
+from strategies.step.step_recorder import OperatorWork
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,18 +21,20 @@ class StepLog:
 
     Fields:
         history: storages.
-        operators: operators as they are counted.
+        operators: operators.
+        policy_calls: how often Python is asked about an operator, by phase.
         block_calls: forward calls by block, recomputation included.
-        calls: what takes time.
+        ranks_per_node: ranks of the trial that share a node.
         observation, trained: as a trial measures them.
         compiled: what compiled functions did beside operators; `None` where nothing is compiled.
         assumes: what is assumed of the data, each in words that complete `assuming that`.
     """
 
     history: StorageHistory
-    operators: Sequence[CountedOperator]
+    operators: Sequence[OperatorWork]
+    policy_calls: Mapping[str, int]
     block_calls: Mapping[str, int]
-    calls: Sequence[TracedCall]
+    ranks_per_node: int
     observation: Observation
     trained: TrainedModel
     compiled: CompiledWork | None = None
@@ -64,6 +67,14 @@ def fake_step(log: StepLog, device: str) -> FakeStep:
         work=work if log.compiled is None else log.compiled.beside(work),
         observation=log.observation,
         trained=log.trained,
-        trace=trace_of(log.calls, device=device, computes_in=log.trained.computes_in),
+        trace=Trace(
+            device=device,
+            computes_in=log.trained.computes_in,
+            operators=Counter(
+                operator for operator in log.operators if operator.dtype or operator.collective
+            ),
+            policy_calls=log.policy_calls,
+            ranks_per_node=log.ranks_per_node,
+        ),
         assumes=log.assumes,
     )

@@ -15,10 +15,12 @@ that computation waits for, those of tensor parallelism, are added to it. On the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterator
 
 from harness.predict.hardware import Hardware
-from harness.predict.trace import CollectiveCall, HostCopy, OperatorCall, Times, Trace
+from harness.predict.trace import Times, Trace
+from strategies.step.step_recorder import Collective, OperatorWork
 
 _PHASES = ("forward", "backward", "optimizer")
 _ATTENTION = "_scaled_dot_product"
@@ -63,17 +65,15 @@ def bound_by(trace: Trace, hardware: Hardware) -> str:
         waits["network"] += hidden_s if not is_hidden or hidden_s == longest_s else 0.0
         waits["host"] += copied_s if not is_hidden or copied_s == longest_s else 0.0
         if not is_hidden or sum(computed) == longest_s:
-            for call in trace.operators:
-                if call.phase == phase:
-                    waits[_operator_waits_for(call, trace.computes_in, hardware)] += call.count * _operator_s(
-                        call, trace.computes_in, hardware
-                    )
+            for call, count in _computed(trace, phase):
+                waits_for = _operator_waits_for(call, trace.computes_in, hardware)
+                waits[waits_for] += count * _operator_s(call, trace.computes_in, hardware)
             waits["network"] += computed[1]
             waits["host"] += computed[2]
     return max(waits, key=lambda kind: waits[kind])
 
 
-def _operator_waits_for(call: OperatorCall, computes_in: str, hardware: Hardware) -> str:
+def _operator_waits_for(call: OperatorWork, computes_in: str, hardware: Hardware) -> str:
     """Return the longest of an operator's FLOPs, bytes and launch."""
     machine = hardware.machine(call.dtype if call.flops else computes_in)
     moved_s = (call.read_bytes + call.written_bytes) / machine.bytes_per_s
@@ -92,24 +92,32 @@ def _phase_s(trace: Trace, phase: str, hardware: Hardware) -> float:
 
 def _parts_s(trace: Trace, phase: str, hardware: Hardware) -> tuple[float, float, float, float, float]:
     """Return the seconds of operators, collectives that they wait for, questions, others, and copies."""
-    operators = (call for call in trace.operators if call.phase == phase)
-    collectives = [call for call in trace.collectives if call.phase == phase]
-    copies = (copy for copy in trace.host_copies if copy.phase == phase)
-    computed_s = sum(call.count * _operator_s(call, trace.computes_in, hardware) for call in operators)
-    waited_s, hidden_s = (
-        sum(
-            call.count * _collective_s(call, trace.computes_in, hardware)
-            for call in collectives
-            if call.is_waited is is_waited
-        )
-        for is_waited in (True, False)
+    computed_s = sum(
+        count * _operator_s(call, trace.computes_in, hardware) for call, count in _computed(trace, phase)
     )
-    is_asked = hardware.device == "cpu"
-    asked = sum(call.count for call in trace.policy_calls if call.phase == phase) if is_asked else 0
-    return computed_s, waited_s, asked * hardware.policy_s, hidden_s, _copies_s(copies, hardware)
+    waited_s = hidden_s = 0.0
+    copied_bytes: Counter[str] = Counter()
+    for call, count in trace.operators.items():
+        if call.phase == phase and call.collective is not None:
+            taken_s = count * _collective_s(call.collective, trace, hardware)
+            waited_s += taken_s if call.collective.is_waited else 0.0
+            hidden_s += 0.0 if call.collective.is_waited else taken_s
+        elif call.phase == phase and call.host_copy:
+            copied_bytes[call.host_copy] += count * call.written_bytes
+    asked = trace.policy_calls.get(phase, 0) if hardware.device == "cpu" else 0
+    # host links carry both directions at once
+    copied_s = hardware.host_s(max(copied_bytes.values(), default=0))
+    return computed_s, waited_s, asked * hardware.policy_s, hidden_s, copied_s
 
 
-def _operator_s(call: OperatorCall, computes_in: str, hardware: Hardware) -> float:
+def _computed(trace: Trace, phase: str) -> Iterator[tuple[OperatorWork, int]]:
+    """Yield what a phase computes, without collectives and copies to and from the host."""
+    for call, count in trace.operators.items():
+        if call.phase == phase and call.collective is None and not call.host_copy:
+            yield call, count
+
+
+def _operator_s(call: OperatorWork, computes_in: str, hardware: Hardware) -> float:
     """Return the seconds of an operator, by FLOPs, bytes, or evaluated functions."""
     machine = hardware.machine(_PARTS.get(call.dtype, call.dtype) if call.flops else computes_in)
     operator = call.name.split(".")[1] if call.name.startswith("aten.") else ""
@@ -121,17 +129,10 @@ def _operator_s(call: OperatorCall, computes_in: str, hardware: Hardware) -> flo
     return max(seconds, call.written_bytes / _ITEM_BYTES.get(call.dtype, 4) / hardware.functions_per_s)
 
 
-def _collective_s(call: CollectiveCall, computes_in: str, hardware: Hardware) -> float:
+def _collective_s(call: Collective, trace: Trace, hardware: Hardware) -> float:
     """Return the seconds of a ring: `(n-1)/n` of the payload leaves each rank, twice to all-reduce."""
-    leaves_node = call.crosses_nodes or call.furthest_rank >= hardware.ranks_per_node
-    sent = call.payload_bytes * (call.group_size - 1) / call.group_size
-    machine = hardware.machine(computes_in, leaves_node=leaves_node)
+    crosses_nodes = len({rank // trace.ranks_per_node for rank in call.ranks}) > 1
+    leaves_node = crosses_nodes or max(call.ranks) >= hardware.ranks_per_node
+    sent = call.payload_bytes * (len(call.ranks) - 1) / len(call.ranks)
+    machine = hardware.machine(trace.computes_in, leaves_node=leaves_node)
     return machine.collective_s(2 * sent if call.name in _SENT_TWICE else sent)
-
-
-def _copies_s(copies: Iterable[HostCopy], hardware: Hardware) -> float:
-    """Return the seconds of the busier direction: host links carry both at once."""
-    by_direction: dict[str, int] = {}
-    for copy in copies:
-        by_direction[copy.direction] = by_direction.get(copy.direction, 0) + copy.count * copy.nbytes
-    return hardware.host_s(max(by_direction.values(), default=0))

@@ -1,95 +1,11 @@
-"""What the step of one rank does: operators, collectives and host copies, with their sizes.
-
-Equal calls are one, with a count, in the order of the first of them. Bytes are integers; a multiplication and
-an addition are two FLOPs.
-"""
+"""The step of one rank as it is timed: its operators, collectives and host copies, with their sizes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OperatorCall:
-    """An operator that computes or moves; views and allocations are left out.
-
-    Fields:
-        phase: `forward`, `backward` or `optimizer`.
-        name: name and overload, `aten.mm.default`.
-        is_recomputed: a forward operator of the backward pass.
-        dtype: dtype of the first tensor that it is given, or else makes.
-        flops: those of one call.
-        outer_sizes: those of a matrix product, attention or convolution; none of other operators.
-        read_bytes, written_bytes: distinct elements of operands and results of one call, in bytes.
-        count: number of equal calls.
-    """
-
-    phase: str
-    name: str
-    is_recomputed: bool
-    dtype: str
-    flops: int
-    read_bytes: int
-    written_bytes: int
-    outer_sizes: tuple[int, ...] = ()
-    count: int = 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CollectiveCall:
-    """A collective.
-
-    Fields:
-        phase: `forward`, `backward` or `optimizer`.
-        name: its name in records, such as `all_gather`.
-        payload_bytes: the larger of what one call takes and gives on this rank.
-        group_size: ranks that take part.
-        furthest_rank: highest rank that takes part; this one is rank 0.
-        crosses_nodes: whether the ranks of the group are on several nodes.
-        is_waited: computation waits for it, as tensor parallelism does; FSDP and DDP communicate beside it.
-        is_recomputed: it is repeated by a recomputation.
-        count: number of equal calls.
-    """
-
-    phase: str
-    name: str
-    payload_bytes: int
-    group_size: int
-    furthest_rank: int
-    crosses_nodes: bool
-    is_waited: bool
-    is_recomputed: bool = False
-    count: int = 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HostCopy:
-    """A copy between device and host memory.
-
-    Fields:
-        phase: `forward`, `backward` or `optimizer`.
-        direction: `to_host` or `to_device`.
-        nbytes: bytes of one copy.
-        count: number of equal copies.
-    """
-
-    phase: str
-    direction: str
-    nbytes: int
-    count: int = 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PolicyCall:
-    """A call of Python that is asked about an operator of a region.
-
-    Fields:
-        phase: `forward`, `backward` or `optimizer`.
-        count: number of such calls.
-    """
-
-    phase: str
-    count: int = 1
+from strategies.step.step_recorder import OperatorWork
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,16 +15,16 @@ class Trace:
     Fields:
         device: type of the device that computes.
         computes_in: dtype of most matrix multiplications.
-        operators, collectives, host_copies: what the step does.
-        policy_calls: what it asks about operators meanwhile.
+        operators: what takes time, each with the number of equal ones, in the order of the first of them.
+        policy_calls: how often Python is asked about an operator, by phase.
+        ranks_per_node: ranks of the trial that share a node.
     """
 
     device: str
     computes_in: str
-    operators: tuple[OperatorCall, ...]
-    collectives: tuple[CollectiveCall, ...] = ()
-    host_copies: tuple[HostCopy, ...] = ()
-    policy_calls: tuple[PolicyCall, ...] = ()
+    operators: Mapping[OperatorWork, int]
+    policy_calls: Mapping[str, int] = field(default_factory=dict)
+    ranks_per_node: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,10 +23,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from strategies.base import Observation, StrategyError
-from strategies.estimate.flops import called, flops_of, is_uncounted
 from strategies.estimate.liveness import numbers_bytes
 from strategies.estimate.machine import Machine
-from strategies.estimate.operator_cost import bytes_of, machine_for
+from strategies.estimate.operator_cost import machine_for
 from strategies.estimate.tensors import gradients_of, plain_tensors, tensors_in
 from strategies.generators import DrawWatch
 from strategies.regions.blocks import Enclosed, ModelModules
@@ -36,13 +35,13 @@ from strategies.step.before_blocks import Before, join, joined, signature_of
 from strategies.step.call_sizes import input_sizes, parameter_sizes, sizes_of
 from strategies.step.late_value import JustSaved, given
 from strategies.step.ledger import is_on_device
-from strategies.step.live_storages import LiveStorages
 from strategies.step.memory_layout import MemoryLayout, dense_of
 from strategies.step.operator_facts import OperatorFacts, facts_of, fake_mode, is_numbered
 from strategies.step.operator_mode import OperatorMode
 from strategies.step.position import Position, running_node
 from strategies.step.sizes import TensorSize
 from strategies.step.step_graph import OUTSIDE, BlockCall, Redemption, StepGraph, StepOperator
+from strategies.step.step_recorder import RecordedOperator, StepRecorder
 
 RunStep: TypeAlias = Callable[[], object]
 """Runs forward and backward of a step, and whatever else belongs to it."""
@@ -90,15 +89,13 @@ def capture(
         return _Beside(fqn, watch) if fqn in modules.beside else _Calling(fqn, watch)
 
     calling = dict([modules.caller] if modules.caller else [])
-    with enclosed({**every, **calling}, listening), watch.live:
-        watch.live.add_standing(plain_tensors([*standing, *parameters]))
-        with watch:
-            run_step()
-        gradients = [each for module in every.values() for each in gradients_of(module)]
-        kept_gradients = watch.live.numbers(gradients)
+    with enclosed({**every, **calling}, listening), watch:
+        watch.add_standing(plain_tensors([*standing, *parameters]))
+        run_step()
+        gradients = watch.numbers([each for module in every.values() for each in gradients_of(module)])
     if not watch.calls:
         raise StrategyError("ac.layers_fqn", f"no block ran in the step; blocks are {', '.join(blocks)}")
-    return watch.graph(frozenset(kept_gradients))
+    return watch.graph(frozenset(gradients))
 
 
 @contextmanager
@@ -152,7 +149,7 @@ class _Listening:
             raise StrategyError("ac", f"{self._fqn!r} {problem}; take that checkpoint away")
         call = BlockCall(
             fqn=self._fqn,
-            start=self._watch.live.ledger.moment,
+            start=self._watch.ledger.moment,
             sizes=sizes_of(module, args, kwargs),
             inputs={} if self._compiled and self._watch.calls else self._watch.made_inputs((args, kwargs)),
         )
@@ -209,15 +206,13 @@ class _Calling:
         return Observation()
 
 
-class _Watch(OperatorMode):
-    """Sees every operator of the step."""
+class _Watch(StepRecorder):
+    """Records every operator that plans count, and the calls of blocks."""
 
     def __init__(self, device: torch.device, *, may_draw_again: bool) -> None:
-        super().__init__()
+        super().__init__(Position(), device=device.type)
         self._may_draw_again = may_draw_again
-        self.live = LiveStorages(Position(), device=device.type)
         self.calls: list[BlockCall] = []
-        self._device = device.type
         self._machine: Machine = machine_for(device)
         self._operators: list[StepOperator] = []
         self._inside = OUTSIDE
@@ -229,33 +224,24 @@ class _Watch(OperatorMode):
         self._makers: dict[int, int] = {}  # call that made a storage
         self._original: dict[int, int] = {}  # storage that a copy stands for
         self._savings: list[_Saving] = []
-        self._saved = JustSaved(self.live.number)
+        self._saved = JustSaved(self.number)
         self._tickets: list[weakref.ref[Any]] = []
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` and note it."""
         self._saved.before(func, args)
         if not is_numbered(func, self._fakes):
-            return func(*args, **kwargs)
-        start = self.live.ledger.moment
+            return self.run_unrecorded(func, args, kwargs)
         facts = facts_of(func)
-        is_watched = facts.is_untagged and self._fakes is None
-        draws = DrawWatch(each.device for each in tensors_in((args, kwargs))) if is_watched else None
-        result = func(*args, **kwargs)
-        has_drawn = facts.draws(args, kwargs) or (draws is not None and draws.has_drawn())
-        made: dict[int, int] = {}
-        results = list(plain_tensors(tensors_in(result)))
-        reads = self._storages(tensors_in((args, kwargs)))
-        for position, tensor in enumerate(results):
-            number = self.live.number(tensor)
-            if number is not None and number not in self._makers and number not in reads:
-                made[number] = position
-                self._makers[number] = self._inside
-        self._operators.append(
-            self._operator(
-                func, args, kwargs, result, made=made, reads=reads, start=start, has_drawn=has_drawn
-            )
+        draws = (
+            DrawWatch(each.device for each in tensors_in((args, kwargs)))
+            if facts.is_untagged and self._fakes is None
+            else None
         )
+        result, recorded = self.recorded(func, args, kwargs)
+        has_drawn = facts.draws(args, kwargs) or (draws is not None and draws.has_drawn())
+        self._makers |= dict.fromkeys(recorded.makes, self._inside)
+        self._operators.append(self._planned(recorded, func, args, has_drawn=has_drawn))
         if self._inside != OUTSIDE:
             self._note_in(self.calls[self._inside])
         elif self._before_mode is not None and not self.calls:
@@ -276,56 +262,43 @@ class _Watch(OperatorMode):
         hooks = hooks_around()
         call.has_own_hooks |= hooks is not None and hooks[0] is not self._pack
 
-    def _operator(
-        self,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        result: Any,
-        *,
-        made: dict[int, int],
-        reads: frozenset[int],
-        start: int,
-        has_drawn: bool,
+    def _planned(
+        self, recorded: RecordedOperator, func: Any, args: tuple[Any, ...], *, has_drawn: bool
     ) -> StepOperator:
-        """Return the entry of an operator that has just run: what it read, wrote, made, drew and cost."""
-        node = running_node()
-        target, operands = called(func, args)
-        facts = facts_of(func)
-        writes = self._storages(tensors_in(list(facts.written(args, kwargs))))
-        moved = bytes_of((args, kwargs)) + bytes_of(result)
-        flops = flops_of(target, operands, kwargs, result)
-        seconds = self._machine.operator_s(flops, moved) if made or writes else 0.0
-        if is_uncounted(target, operands):  # of which no more is known than its seconds
-            flops = self._machine.flops_in(seconds)
+        """Return the entry of an operator that has just run, with what a plan must know of it."""
+        work, facts = recorded.work, facts_of(func)
+        is_work = recorded.makes or recorded.writes
+        seconds = self._machine.operator_s(work.flops, work.moved_bytes) if is_work else 0.0
+        if work.is_uncounted:  # of which no more is known than its seconds
+            work = work._replace(flops=self._machine.flops_in(seconds))
+        is_inside = self._inside != OUTSIDE
         return StepOperator(
-            name=str(func),
+            work=work,
+            start=recorded.start,
+            end=recorded.end,
+            reads=recorded.reads,
+            writes=recorded.writes,
+            makes=recorded.makes,
+            node=recorded.node,
             call=self._inside,
-            ordinal=OUTSIDE if self._inside == OUTSIDE else len(self.calls[self._inside].operators),
-            is_forward=node is None or self._inside != OUTSIDE,
-            start=start,
-            end=self.live.ledger.moment,
-            reads=reads,
-            writes=writes,
-            makes=made,
-            flops=flops,
+            ordinal=len(self.calls[self._inside].operators) if is_inside else OUTSIDE,
+            is_forward=not recorded.node or is_inside,
             seconds=seconds,
             private_bytes=numbers_bytes(func, args),
             random_states=int(has_drawn and self._may_draw_again),
             is_repeatable=not facts.communicates and (self._may_draw_again or not has_drawn),
-            node="" if node is None else str(node.name()),
         )
 
-    def _storages(self, tensors: Iterable[Tensor]) -> frozenset[int]:
-        numbers = (self.live.number(tensor) for tensor in plain_tensors(tensors))
-        return frozenset(self._original.get(number, number) for number in numbers if number is not None)
+    def storages(self, tensors: Iterable[Tensor]) -> frozenset[int]:
+        """Return the numbers of storages; copies of what autograd saved pass for their originals."""
+        return frozenset(self._original.get(number, number) for number in super().storages(tensors))
 
     def made_inputs(self, values: Any) -> dict[int, int]:
         """Return the storages of inputs that an operator of the step has made, with their numbers."""
         found: dict[int, int] = {}
         for number, tensor in enumerate(tensors_in(values)):
             local = local_of(tensor)
-            storage = None if local is None or local.is_conj() or local.is_neg() else self.live.number(local)
+            storage = None if local is None or local.is_conj() or local.is_neg() else self.number(local)
             if storage is not None and storage in self._makers:
                 found.setdefault(storage, number)
         return found
@@ -338,7 +311,7 @@ class _Watch(OperatorMode):
     @contextmanager
     def before_blocks(self, caller: str, sizes: tuple[TensorSize, ...]) -> Iterator[None]:
         """Note what runs inside the scope, until the first block does."""
-        self._before = Before(caller=caller, sizes=sizes, start=self.live.ledger.moment)
+        self._before = Before(caller=caller, sizes=sizes, start=self.ledger.moment)
         self._before_mode = _AsTaped()
         self._before_mode.__enter__()
         try:
@@ -362,7 +335,7 @@ class _Watch(OperatorMode):
         if not self._is_open:
             call = BlockCall(
                 fqn=fqn,
-                start=self.live.ledger.moment,
+                start=self.ledger.moment,
                 sizes=input_sizes(args, kwargs),
                 inputs=self.made_inputs((args, kwargs)),
             )
@@ -416,12 +389,12 @@ class _Watch(OperatorMode):
             raise StrategyError("ac", f"{fqn!r} {problem}, and with them a plan; {remedy}") from error
         finally:
             self._inside, self._pack = OUTSIDE, None
-            call.end = self.live.ledger.moment
+            call.end = self.ledger.moment
 
     def _packed(self, saved: Tensor, call: int) -> Callable[[], Tensor]:
         """Return what gives a saved tensor back: itself, or a copy that is noted when backward asks."""
         local = local_of(saved)
-        storage = None if local is None else self.live.number(local)
+        storage = None if local is None else self.number(local)
         with _disable_current_modes(), torch.no_grad():
             if local is None or storage is None or not self._is_planned(storage, call):
                 return kept(saved)
@@ -450,7 +423,7 @@ class _Watch(OperatorMode):
 
     def _release(self, saving: _Saving, _: weakref.ref[Any]) -> None:
         """Note that the graph has let go of what was saved."""
-        saving.released = self.live.ledger.moment
+        saving.released = self.ledger.moment
 
     def _is_planned(self, storage: int, call: int) -> bool:
         """Say whether a plan may decide about a storage in a call, which has made it or got it as input."""
@@ -458,9 +431,9 @@ class _Watch(OperatorMode):
 
     def _redeem(self, value: Tensor, saving: _Saving) -> None:
         """Note that backward asked for a saved value, which is alive from now on."""
-        moment = self.live.ledger.moment
-        self.live.add_made(value, "a saved value")
-        number = self.live.number(value)
+        moment = self.ledger.moment
+        self.add_made(value, "a saved value")
+        number = self.number(value)
         assert number is not None
         self._original[number] = saving.storage
         node = running_node()
@@ -474,7 +447,7 @@ class _Watch(OperatorMode):
             self._join(self._before)
         if not self._may_draw_again:  # inputs of compiled blocks stay where they are
             self.calls[0].inputs = {}
-        ledger = self.live.ledger
+        ledger = self.ledger
         lives = ledger.lives
         changes = [(change.life, change.delta) for change in ledger.changes]
         counted = [is_on_device(life) and number not in self._original for number, life in enumerate(lives)]

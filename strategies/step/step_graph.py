@@ -13,46 +13,33 @@ import numpy as np
 import numpy.typing as npt
 
 from strategies.step.sizes import PriorOperator, TensorSize
+from strategies.step.step_recorder import RecordedOperator
 
 OUTSIDE = -1
 """The call of an operator that no block runs."""
 
 
 @dataclass(kw_only=True, slots=True)
-class StepOperator:
-    """One operator of a step.
+class StepOperator(RecordedOperator):
+    """One operator of a step, and what a plan must know of it.
 
     Fields:
-        name: name and overload.
         call: number of the block call whose forward runs it; `OUTSIDE` of all others.
         ordinal: its number among the operators of that forward.
         is_forward: whether it runs in forward.
-        start, end: moments before it and after it.
-        reads: storages of its operands.
-        writes: storages that it writes to in place.
-        makes: storages that it makes, each with the number of the tensor among its results.
-        flops, seconds: its work.
+        seconds: its work on the machine that stands for the device.
         private_bytes: bytes that it makes and frees on top of results.
         random_states: generators whose state decides its result.
         is_repeatable: whether a plan may run it again.
-        node: name of the autograd node that runs it.
     """
 
-    name: str
     call: int
     ordinal: int
     is_forward: bool
-    start: int
-    end: int
-    reads: frozenset[int]
-    writes: frozenset[int]
-    makes: Mapping[int, int]
-    flops: int
     seconds: float
     private_bytes: int
     random_states: int
     is_repeatable: bool
-    node: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,7 +33,7 @@ EXAMINED_BY = {
     "harness/launchers/driven.py": "tests/harness/launchers/test_local.py",
     "harness/launchers/lane_spec.py": "tests/harness/launchers/test_lane.py",
     "harness/launchers/task.py": "tests/harness/launchers/test_lane.py",
-    "harness/measure/collectives.py": "tests/harness/measure/work/test_counter.py",
+    "strategies/estimate/collectives.py": "tests/harness/measure/work/test_counter.py",
     "harness/measure/gloo/lent_tensors.py": "tests/harness/measure/gloo/test_wait.py",
     "harness/measure/memory/compiled_buffers.py": "tests/harness/trial/test_compilation.py",
     "harness/measure/memory/counting_allocator.py": "tests/harness/measure/memory/test_allocator.py",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree  # torch.utils has no public name for it
 from torch.utils._python_dispatch import _disable_current_modes
 
-from harness.measure.collectives import collective_name
+from strategies.estimate.collectives import collective_name
 from strategies.estimate.tensors import alias_of, tensors_in
 from strategies.step.operator_mode import OperatorMode
 

@@ -26,7 +26,6 @@ from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils._python_dispatch import _disable_current_modes
 
-from harness.measure.collectives import group_methods
 from harness.measure.gloo.lent_tensors import (
     TensorFinder,
     TensorLender,
@@ -34,6 +33,7 @@ from harness.measure.gloo.lent_tensors import (
     sole_holder,
     storage_holders,
 )
+from strategies.estimate.collectives import group_methods
 from strategies.estimate.liveness import key_of
 from strategies.estimate.patched import wrapped
 from strategies.estimate.tensors import plain_tensors, tensors_in

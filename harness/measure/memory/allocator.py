@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
-from harness.measure.collectives import group_methods
 from harness.measure.memory.counting_allocator import CountingAllocator, counting_allocator
 from harness.records.measured import Allocator
+from strategies.estimate.collectives import group_methods
 from strategies.estimate.patched import wrapped
 
 

@@ -114,7 +114,7 @@ def _more_at(size: int, log: StepLog, batch_size: int) -> StepLog:
         pytest.param(lambda log, size: _more_at(6, log, size), id="a number beside the line"),
         pytest.param(lambda log, size: _more_at(9, log, size), id="a number that is no integer between"),
         pytest.param(
-            lambda log, size: replace(log, calls=log.calls[: len(log.calls) - (size == 9)]),
+            lambda log, size: replace(log, operators=log.operators[: len(log.operators) - (size == 9)]),
             id="an operator less",
         ),
         pytest.param(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -10,15 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from harness.predict.policies import policies_heard
-
-
-class _Counting:
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def asked(self) -> None:
-        self.calls += 1
+from harness.predict.policies import policies_counted
+from strategies.step.position import Position
 
 
 def _body(x: Tensor) -> Tensor:
@@ -33,13 +27,13 @@ def _body(x: Tensor) -> Tensor:
     ],
 )
 def test_calls_of_a_region(*, is_selective: bool, calls: int) -> None:
-    heard = _Counting()
+    counted: Counter[str] = Counter()
     saved = partial(create_selective_checkpoint_contexts, [torch.ops.aten.sin.default])
     options: dict[str, Any] = {"context_fn": saved} if is_selective else {}
-    with policies_heard([heard]):
+    with policies_counted(counted, Position()):
         output = checkpoint(_body, torch.ones(2, 2, requires_grad=True), use_reentrant=False, **options)
         output.sum().backward()
-    assert heard.calls == calls
-    with policies_heard([]), create_selective_checkpoint_contexts([])[0]:
+    assert counted["forward"] == calls
+    with create_selective_checkpoint_contexts([])[0]:
         _body(torch.ones(2))
-    assert heard.calls == calls
+    assert counted.total() == calls

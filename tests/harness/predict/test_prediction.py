@@ -18,7 +18,7 @@ def record() -> Record:
 
 
 def _flops(trace: Trace) -> int:
-    return sum(call.flops * call.count for call in trace.operators)
+    return sum(call.flops * count for call, count in trace.operators.items())
 
 
 def test_it_is_a_record(record: Record) -> None:

@@ -10,7 +10,8 @@ import pytest
 from harness.errors import ConfigError
 from harness.predict.hardware import Hardware
 from harness.predict.step_time import timed_on
-from harness.predict.trace import CollectiveCall, HostCopy, OperatorCall, PolicyCall, Trace
+from harness.predict.trace import Trace
+from strategies.step.step_recorder import Collective, OperatorWork
 
 _HARDWARE: dict[str, Any] = {
     "name": "slow",
@@ -36,35 +37,34 @@ def operator(
     name: str = "aten.mm.default",
     written: int = 0,
     rows: int = 0,
-) -> OperatorCall:
-    return OperatorCall(
+) -> dict[OperatorWork, int]:
+    work = OperatorWork(
         phase="forward",
         name=name,
-        is_recomputed=False,
         dtype=dtype,
         flops=flops,
         read_bytes=nbytes,
         written_bytes=written,
         outer_sizes=(rows, rows + 1) if rows else (),
-        count=count,
     )
+    return {work: count}
 
 
-def collective(name: str = "all_gather", **changes: Any) -> CollectiveCall:
-    fields: dict[str, Any] = {
-        "phase": "forward",
-        "name": name,
-        "payload_bytes": 40,
-        "group_size": 4,
-        "furthest_rank": 3,
-        "crosses_nodes": False,
-        "is_waited": False,
+def collective(
+    name: str = "all_gather",
+    *,
+    count: int = 1,
+    ranks: tuple[int, ...] = (0, 1, 2, 3),
+    is_waited: bool = False,
+) -> dict[OperatorWork, int]:
+    sent = Collective(name=name, payload_bytes=40, ranks=ranks, is_waited=is_waited)
+    return {OperatorWork(phase="forward", name=name, collective=sent): count}
+
+
+def copy(direction: str, nbytes: int, phase: str = "forward") -> dict[OperatorWork, int]:
+    return {
+        OperatorWork(phase=phase, name="aten.copy_.default", host_copy=direction, written_bytes=nbytes): 1
     }
-    return CollectiveCall(**fields | changes)
-
-
-def copy(direction: str, nbytes: int, phase: str = "forward") -> HostCopy:
-    return HostCopy(phase=phase, direction=direction, nbytes=nbytes)
 
 
 COMPUTED = operator(flops=1000, count=2)  # 2 x (10 + 1) s
@@ -76,21 +76,15 @@ CASES = {
     "a collective that takes longer": ([COMPUTED, collective(count=5)], 25.0),
     "a collective that computation waits for": ([COMPUTED, collective(is_waited=True)], 27.0),
     "an all-reduce sends twice": ([collective("all_reduce")], 8.0),
-    "the mesh leaves the node": ([collective(crosses_nodes=True)], 10.0),
-    "more ranks than a node has": ([collective(furthest_rank=8)], 10.0),
+    "the mesh leaves the node": ([collective(ranks=(0, 1, 2, 4))], 10.0),
     "copies both ways at once": ([copy("to_host", 30), copy("to_device", 20)], 30.0),
     "phases one after another": ([COMPUTED, copy("to_device", 30, "backward")], 52.0),
 }
 
 
-def trace(*calls: OperatorCall | CollectiveCall | HostCopy) -> Trace:
-    return Trace(
-        device="cpu",
-        computes_in="float32",
-        operators=tuple(call for call in calls if isinstance(call, OperatorCall)),
-        collectives=tuple(call for call in calls if isinstance(call, CollectiveCall)),
-        host_copies=tuple(call for call in calls if isinstance(call, HostCopy)),
-    )
+def trace(*calls: dict[OperatorWork, int]) -> Trace:
+    operators = {work: count for call in calls for work, count in call.items()}
+    return Trace(device="cpu", computes_in="float32", operators=operators, ranks_per_node=4)
 
 
 @pytest.mark.parametrize(("calls", "seconds"), CASES.values(), ids=CASES)
@@ -100,6 +94,11 @@ def test_a_step_takes_the_sum_of_its_phases(calls: list[Any], seconds: float) ->
     assert times.peak_flops_per_s == 100.0
 
 
+def test_ranks_beyond_those_of_a_node_are_on_another_one() -> None:
+    asked = replace(trace(collective(ranks=(0, 1, 2, 8))), ranks_per_node=16)
+    assert timed_on(Hardware(device="cuda", **_HARDWARE))(asked).step_s == 10.0
+
+
 def test_on_a_cpu_nothing_overlaps() -> None:
     times = timed_on(Hardware(device="cpu", **_HARDWARE))(trace(COMPUTED, collective(), copy("to_host", 30)))
     assert times.step_s == 22.0 + 5.0 + 30.0
@@ -107,7 +106,7 @@ def test_on_a_cpu_nothing_overlaps() -> None:
 
 @pytest.mark.parametrize(("device", "seconds"), [("cpu", 28.0), ("cuda", 22.0)])
 def test_a_cpu_waits_for_policies(device: str, seconds: float) -> None:
-    asked = replace(trace(COMPUTED), policy_calls=(PolicyCall(phase="forward", count=12),))
+    asked = replace(trace(COMPUTED), policy_calls={"forward": 12})
     times = timed_on(Hardware(device=device, policy_s=0.5, **_HARDWARE))(asked)
     assert times.step_s == seconds
 
@@ -126,7 +125,7 @@ def test_a_cpu_waits_for_policies(device: str, seconds: float) -> None:
         pytest.param(operator(name="aten.add.Tensor", written=80), 9.0, id="arithmetic"),
     ],
 )
-def test_what_keeps_an_operator_from_the_peak(call: OperatorCall, seconds: float) -> None:
+def test_what_keeps_an_operator_from_the_peak(call: dict[OperatorWork, int], seconds: float) -> None:
     slow = _HARDWARE | {"half_rows": 3, "attention_share": 0.5, "functions_per_s": 0.5}
     assert timed_on(Hardware(device="cpu", **slow))(trace(call)).step_s == seconds
 

@@ -14,6 +14,7 @@ from strategies.step.ledger import is_on_device, is_on_host
 from strategies.step.live_storages import LiveStorages
 from strategies.step.position import Position
 from strategies.step.step_graph import OUTSIDE, StepGraph, StepOperator
+from strategies.step.step_recorder import OperatorWork
 
 WIDTH = 16
 NO_WRITES: Mapping[int, int] = {}
@@ -103,7 +104,7 @@ def written_step(
     """
     operators = [
         StepOperator(
-            name=f"aten.row{index}.default",
+            work=OperatorWork(phase="", name=f"aten.row{index}.default", flops=flops),
             call=OUTSIDE,
             ordinal=OUTSIDE,
             is_forward=flops > 0 if backward is None else index < backward,
@@ -112,7 +113,6 @@ def written_step(
             reads=frozenset(reads) | _written(writes, index),
             writes=_written(writes, index),
             makes={storage: position for position, storage in enumerate(makes)},
-            flops=flops,
             seconds=0.0,
             private_bytes=0,
             random_states=0,

@@ -23,7 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.measure.collectives import collective_name
 from harness.measure.gloo import wait as settled
 from harness.measure.gloo.wait import settled_collectives
 from harness.measure.memory import allocator
@@ -31,6 +30,7 @@ from harness.measure.memory.counting_allocator import counting_allocator
 from harness.measure.step import allocator_truth, instrument
 from harness.models.base import Batch
 from harness.ranks.forkserver import ForkServer
+from strategies.estimate.collectives import collective_name
 from strategies.estimate.liveness import key_of
 from strategies.estimate.tensors import tensors_in
 from tests.harness.measure.metered import LENGTH, Metered, tokens, transformer, warmed

@@ -17,10 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import flop_registry
 
-from harness.measure.collectives import collective_name, payload_bytes
 from harness.measure.step import instrument
 from harness.models.base import Batch
 from harness.records.measured import MeasuredWork
+from strategies.estimate.collectives import collective_name, payload_bytes
 from strategies.estimate.flops import flops_of
 from tests.harness.measure.metered import Metered, tokens, transformer, warmed
 from tests.rank_pool import RankPool
