@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -43,6 +43,13 @@ class WorkspaceProbe(Protocol):
 
     def excess_bytes(self) -> int:
         """Return the bytes above both ends since `begin`; called right after the operator."""
+
+
+class Touched(NamedTuple):
+    """Plain tensors that an operator was given, and that it returned."""
+
+    operands: Sequence[Tensor]
+    results: Sequence[Tensor]
 
 
 class LiveStorages(OperatorMode):
@@ -113,24 +120,29 @@ class LiveStorages(OperatorMode):
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` and enter what it made."""
+        return self.followed(func, args, kwargs)[0]
+
+    def followed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Touched]:
+        """Run `func` and enter what it made; return its result and the plain tensors that it touched."""
         self._settle_numbers()
+        operands = list(plain_tensors(tensors_in((args, kwargs))))
         if func is not _aten.lift_fresh.default:  # whose operand `torch.tensor` has just made
             # DDP's buckets stood unseen; what dies before the step ends, gloo made for itself
-            self._seen_late |= self.add_standing(plain_tensors(tensors_in((args, kwargs))))
+            self._seen_late |= self.add_standing(operands)
         if self._probe is not None:
             self._probe.begin()
         result = func(*args, **kwargs)
         excess_bytes = 0 if self._probe is None else self._probe.excess_bytes()
-        self._enter_results(func, args, result)
+        results = list(plain_tensors(tensors_in(result)))
+        self._enter_results(func, args, results)
         if excess_bytes > 0:
             # a call from Python promotes numbers once more, which the probe has seen
             promoted_bytes = 0 if self._numbers_on_host else numbers_bytes(func, args)
             self._enter_workspace(str(func), excess_bytes - promoted_bytes)
-        return result
+        return result, Touched(operands, results)
 
-    def _enter_results(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+    def _enter_results(self, func: Any, args: tuple[Any, ...], results: Sequence[Tensor]) -> None:
         """Enter what an operator made: its results, and the tensors of numbers given for tensors."""
-        results = list(plain_tensors(tensors_in(result)))
         for tensor in results:
             self._enter_result(tensor, str(func), hidden=functools.partial(hidden_bytes, func, tensor, args))
         if self._position.is_accumulating and func in _GRADIENT_MAKERS:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from strategies.estimate.flops import called, flops_of, is_causal, is_uncounted,
 from strategies.estimate.liveness import key_of
 from strategies.estimate.operator_cost import outer_sizes_of
 from strategies.estimate.tensors import plain_tensors, tensors_in
-from strategies.step.live_storages import LiveStorages, WorkspaceProbe
+from strategies.step.live_storages import LiveStorages, Touched, WorkspaceProbe
 from strategies.step.operator_facts import facts_of
 from strategies.step.position import Position
 
@@ -149,26 +150,24 @@ class StepRecorder(LiveStorages):
         self.operators.append(operator)
         return result
 
-    def run_unrecorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run `func` and follow its storages alone."""
-        return super().run(func, args, kwargs)
-
     def recorded(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, RecordedOperator]:
         """Run `func`; return its result and its record."""
         start = self.ledger.moment
-        result = self.run_unrecorded(func, args, kwargs)
-        results = list(plain_tensors(tensors_in(result)))
-        reads = self.storages(tensors_in((args, kwargs)))
+        result, touched = self.followed(func, args, kwargs)
+        reads = self.storages(touched.operands)
         made: dict[int, int] = {}
-        for place, tensor in enumerate(results):
+        for place, tensor in enumerate(touched.results):
             number = self.number(tensor)
             if number is not None and number not in self._makes and number not in reads:
                 made[number] = place
         self._makes |= made.keys()
         written = list(plain_tensors(tensors_in(list(facts_of(func).written(args, kwargs)))))
-        work = self._work(*called(func, args), kwargs, result, written)
+        operator, given = called(func, args)
+        if given is not args:
+            touched = touched._replace(operands=list(plain_tensors(tensors_in((given, kwargs)))))
+        work = self._work(partial(operator, *given, **kwargs), result, touched, written)
         return result, RecordedOperator(
             work=self._known.setdefault(work, work),
             start=start,
@@ -180,26 +179,23 @@ class StepRecorder(LiveStorages):
         )
 
     def storages(self, tensors: Iterable[Tensor]) -> frozenset[int]:
-        """Return the numbers of the known storages of tensors."""
-        return frozenset(self.numbers(plain_tensors(tensors)))
+        """Return the numbers of the known storages of plain tensors."""
+        return frozenset(self.numbers(tensors))
 
     def _work(
-        self,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        result: Any,
-        written: Sequence[Tensor],
+        self, call: partial[Any], result: Any, touched: Touched, written: Sequence[Tensor]
     ) -> OperatorWork:
         """Return what an operator has computed and moved.
 
         Args:
-            func, args, kwargs, result: the call.
+            call, result: the call, and what it gave.
+            touched: plain tensors among its operands and results.
             written: plain tensors that it wrote to in place.
         """
+        func, args, kwargs = call.func, call.args, call.keywords
         flops = flops_of(func, args, kwargs, result)
         name = collective_name(func)
-        is_view = getattr(func, "is_view", False)
+        moved = () if getattr(func, "is_view", False) else (*touched.operands, *touched.results)
         work = OperatorWork(
             phase=self._position.phase,
             name=str(func),
@@ -208,15 +204,13 @@ class StepRecorder(LiveStorages):
             repeated_flops=repeated_scores(func, args, flops) if flops else 0,
             is_causal=flops > 0 and is_causal(func, args, kwargs),
             is_uncounted=is_uncounted(func, args),
-            moved_bytes=0 if is_view else sum(map(_all_bytes, tensors_in((args, kwargs, result)))),
+            moved_bytes=sum(map(_all_bytes, moved)),
             collective=None if name is None else _collective(func, name, args, result),
             host_copy=self._direction(func, args, result) if func in _COPIES else "",
         )
-        operands = _distinct(plain_tensors(tensors_in((args, kwargs))))
+        operands = _distinct(touched.operands)
         known = {key_of(tensor) for tensor in operands}
-        made = [
-            tensor for tensor in _distinct(plain_tensors(tensors_in(result))) if key_of(tensor) not in known
-        ]
+        made = [tensor for tensor in _distinct(touched.results) if key_of(tensor) not in known]
         packet = getattr(func, "_overloadpacket", func)
         if packet in _ALLOCATIONS or not (made or written):
             return work
