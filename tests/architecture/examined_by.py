@@ -84,7 +84,7 @@ EXAMINED_BY = {
     "harness/models/parts/triangles.py": "tests/harness/models/test_evoformer.py",
     "harness/models/parts/unet_block.py": "tests/harness/models/test_unet.py",
     "harness/models/shapes/transformer.py": "tests/harness/models/test_hf.py",
-    "harness/predict/trace.py": "tests/harness/predict/test_tracer.py",
+    "harness/predict/trace.py": "tests/harness/predict/test_step_time.py",
     "harness/predict/step_log.py": "tests/harness/predict/test_fake_rank.py",
     "harness/predict/without_data.py": "tests/harness/predict/test_fake_rank.py",
     "harness/records/predicted_step.py": "tests/harness/report/content/test_predicted_tables.py",
