@@ -38,7 +38,7 @@ _HEAD = ("variant", "verdict", "saved", "peak", "recomputed FLOPs", "step time",
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """What one variant does to a training step on the device at hand.
+    """The effect of one variant on a training step on the device at hand.
 
     Fields:
         variant: its name.
@@ -118,7 +118,7 @@ def compare(
     autocast: torch.dtype | None = None,
     dtype: torch.dtype | None = None,
 ) -> Comparison:
-    """Return what variants do to one training step, measured here, each beside the plain model.
+    """Return what variants do to one training step, measured here, each next to the plain model.
 
     Each is proven by one step (outputs, loss, gradients, buffers, random numbers and parameters bit for bit),
     counted in another, and timed in turns with the plain model. No process group is needed. The source is
@@ -314,7 +314,7 @@ class _Case:
 
     @cached_property
     def _workshop(self) -> Workshop:
-        """What makes plain models; each variant has it with itself in it."""
+        """The maker of plain models; each variant has it with itself in it."""
         precision = self._precision
         made = Workshop(
             make=self._make,

@@ -31,7 +31,7 @@ _MOST_PARAMETERS = 30_000_000
 
 
 class Fit(Answer):
-    """What to switch on; a notebook shows the table, and a terminal the screen of `acbench-fit`.
+    """The option to switch on; a notebook shows the table, and a terminal the screen of `acbench-fit`.
 
     Attributes of use: `use` (the option, or `None` where nothing fits), `options`, `blocks`, `unknown`,
     `remedies`; `code()` is the file of the answer, `apply(model)` puts it on a model.
@@ -77,7 +77,7 @@ def fit(
         gib: GiB that a step may take.
         dtype: `own` (as the model is made), `fp32`, `bf16`, or `bf16_mixed`, which is autocast.
         margin: share of the usable bytes that stays free.
-        proof: train one step of the answer beside the plain model.
+        proof: train one step of the answer next to the plain model.
 
     Returns:
         The answer: `use`, `options` (bytes, FLOPs, seconds of each), `code()`, `apply(model)`.

@@ -68,11 +68,11 @@ class InfeasibleBudget(StrategyError):  # noqa: N818 (its public name)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tolerance:
-    """How far a strategy may move the numbers, and why exact equality cannot be had.
+    """The difference that a strategy may make to numbers, and why exact equality cannot be had.
 
     Fields:
         relative: largest accepted |actual - expected| / max|expected| of one tensor.
-        reason: why results cannot be equal; the record shows it beside the verdict.
+        reason: why results cannot be equal; the record shows it next to the verdict.
         parameters: the same for parameters after the optimizer step; `None`: `relative`.
         floor: share of the largest tensor of a kind. Smaller tensors are compared with that share: a gradient
             that cancels to zero, such as that of a key's bias, is rounding noise, and its parameter may move
@@ -99,7 +99,7 @@ class Tolerance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """What a strategy did in the latest step of one model, counted by the strategy itself.
+    """The acts of a strategy in the latest step of one model, counted by the strategy itself.
 
     Fields:
         named: operators and groups that the configuration names, as the user wrote them; for a preset, its
@@ -161,7 +161,7 @@ class Strategy:
         raise NotImplementedError
 
     def runs_user_code(self) -> bool:
-        """Whether `apply` runs code of the user's, which may raise, hang or end the process."""
+        """Return whether `apply` runs code of the user's, which may raise, hang or end the process."""
         return False
 
     @property
@@ -176,7 +176,7 @@ class Strategy:
 
     @property
     def follows(self) -> bool:
-        """Whether it has no budget of its own: that of the `step_planner` counts for both."""
+        """True if it has no budget of its own: that of the `step_planner` counts for both."""
         return False
 
     def for_step(
@@ -195,7 +195,7 @@ class Strategy:
         return self
 
     def has_loss(self, model: nn.Module) -> bool:  # noqa: ARG002 (the default leaves the loss outside)
-        """Whether `model`, which `apply` returned, gives the loss where its last input is `LossInputs`."""
+        """Say if `model`, which `apply` returned, gives the loss where its last input is `LossInputs`."""
         return False
 
     def check_compilation(self, order: str, scope: str) -> None:
@@ -211,12 +211,12 @@ class Strategy:
 
     @property
     def partitioner(self) -> Mapping[str, Any]:
-        """What to set of `torch._functorch.config` while the model is compiled, and only then."""
+        """Settings of `torch._functorch.config` while the model is compiled, and only then."""
         return {}
 
     @property
     def needs_compiler(self) -> bool:
-        """Whether only a compiler carries it out: under `partitioner`, or by `partitions`."""
+        """True if only a compiler carries it out: under `partitioner`, or by `partitions`."""
         return bool(self.partitioner)
 
     def partitions(self, model: nn.Module, compiler: str) -> Mapping[str, Partition]:  # noqa: ARG002 (it plans none)
@@ -339,7 +339,7 @@ class PlansFromStep(Protocol):
 
     @property
     def plan_file(self) -> str | None:
-        """Where the plan is that is given; `None` where one is to be made."""
+        """The file of a given plan; `None` where one is to be made."""
 
     def check_model(self, model: nn.Module) -> None:
         """Refuse a model that it cannot plan for, on every rank, before one of them waits in a step.
@@ -417,7 +417,7 @@ def held_chunks(file: Path) -> Mapping[str, Any] | None:
 
 
 class LossInputs(NamedTuple):
-    """The last positional input of a model that goes on to its loss: what the loss takes beside results."""
+    """The last positional input of a model that goes on to its loss: what the loss takes besides results."""
 
     values: tuple[Any, ...]
 

@@ -99,7 +99,7 @@ class State(NamedTuple):
 
     Python and NumPy give theirs as a copy of 624 words, which takes longer than many blocks. Their memory
     tells in less than a microsecond whether it moved: each draw moves it. It is believed where it is seen to
-    hold the state that was given, and no second normal number waits beside it.
+    hold the state that was given, and no second normal number waits with it.
 
     Fields:
         source: the generator.

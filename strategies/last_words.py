@@ -1,4 +1,4 @@
-"""What an exception says of itself, whatever its own code does while it is asked."""
+"""The words of an exception, whatever its own code does while it is asked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TRACEBACK_CHARS = 100_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LastWords:
-    """What is kept of an exception: text that any file takes.
+    """The text that is kept of an exception; any file takes it.
 
     Fields:
         kind: name of its class.

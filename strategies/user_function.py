@@ -161,7 +161,7 @@ class UserFunction:
 
 
 def passes(error: BaseException) -> bool:
-    """Whether an exception is a signal to this process, no error of the function that it interrupts."""
+    """Say if an exception is a signal to this process, no error of the function that it interrupts."""
     return getattr(type(error), "passes_user_code", False) is True
 
 

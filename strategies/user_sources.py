@@ -89,7 +89,7 @@ def _user_file(name: str) -> Path | None:
 
 
 def _is_users(name: str, path: Path) -> bool:
-    """Whether a module is neither ours, nor installed, nor of the standard library."""
+    """Return whether a module is neither ours, nor installed, nor of the standard library."""
     is_installed = any(part in _INSTALLED for part in path.parts)
     is_library = any(path.is_relative_to(library) for library in _LIBRARIES)
     return name.partition(".")[0] not in _OURS and not is_installed and not is_library

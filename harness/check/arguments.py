@@ -1,4 +1,4 @@
-"""What the caller of a check hands over, refused where no comparison can be made of it."""
+"""Arguments of a check, refused where no comparison can be made of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the caller trains on: one batch, or several micro-batches of one step."""
+"""The batches that the caller of a check trains on: one, or several micro-batches of one step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check found, and the failure that says it."""
+"""The findings of a check, and the failure that says them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHOWN = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Neutrality:
-    """What a check found.
+    """The findings of a check.
 
     Fields:
         verdict: `neutral`, `differs`, `inert` or `unverified`.
@@ -36,7 +36,7 @@ class Neutrality:
             differs.
         read_late: those of `changed` that the recomputation reads: changed once more, they make other
             gradients.
-        late_reads: state that the recomputation of a neutral variant reads beside its inputs, and that
+        late_reads: state that the recomputation of a neutral variant reads besides its inputs, and that
             nothing changes before it does; a change of it would make wrong gradients.
         margins: how close each choice of the largest numbers, such as a router's, is to another one.
         cause: what this looks like; empty where nothing known does.

@@ -20,7 +20,7 @@ _NAMED = ("gradients", "buffers", "state", "parameters")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlainNames:
-    """What a model held before the variant came.
+    """The names that a model had before the variant was applied.
 
     Fields:
         modules: modules of the plain model by FQN.

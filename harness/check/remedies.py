@@ -1,4 +1,4 @@
-"""What could make a variant neutral, to be tried before anybody is told of it."""
+"""Changes that may make a variant neutral; each is tried before it is printed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Remedy:
 
     @property
     def has_applied(self) -> bool:
-        """Whether it has changed anything, which is known when it was tried."""
+        """True if it has changed anything, which is known when it was tried."""
         return self.intervention is None or self.intervention.count > 0
 
 

@@ -1,4 +1,4 @@
-"""Where the two models of a check are made: fresh ones, plain or with the variant, of the same weights."""
+"""The maker of the two models of a check: fresh ones, plain or with the variant, of the same weights."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Workshop:
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is no process group."""
+        """True if there is no process group."""
         return not dist.is_initialized()
 
     @property
@@ -96,7 +96,7 @@ class Workshop:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether somebody has compiled something since the check began."""
+        """True if somebody has compiled something since the check began."""
         dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
         if dynamo is not None and any(each is not None for each in dynamo.cached_backends.values()):
             self._compiled.append(True)

@@ -1,1 +1,1 @@
-"""What a person types, and the one door from Hydra to an experiment; only this room knows Hydra."""
+"""The command line, and the one door from Hydra to an experiment; only this room knows Hydra."""

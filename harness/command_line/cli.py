@@ -356,7 +356,7 @@ def _act(
 
 
 def _elsewhere(chosen: Settings, agent: Agent) -> Elsewhere:
-    """Return what builds models for a command: where torch is imported, beside the agent.
+    """Return what builds models for a command: where torch is imported, next to the agent.
 
     A command that runs no trial starts no other process but for the user's code.
     """

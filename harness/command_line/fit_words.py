@@ -64,7 +64,7 @@ exit status: 0 something fits, 1 nothing does and the answer says what would, 2 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What a command asks for.
+    """The options of a command.
 
     Fields:
         subject: the step and the device.

@@ -1,4 +1,4 @@
-"""What Hydra is told of a command, and what its errors mean to the person who typed it."""
+"""Arguments that Hydra is given for a command, and its errors in words for the person who typed it."""
 
 from __future__ import annotations
 

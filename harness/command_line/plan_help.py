@@ -1,4 +1,4 @@
-"""What `acbench-plan --help` says."""
+"""The text of `acbench-plan --help`."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ _WORDS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What belongs to the command.
+    """The options of the command itself.
 
     Fields:
         run: run of its trials.

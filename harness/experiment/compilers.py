@@ -1,4 +1,4 @@
-"""What the backends of `torch.compile` may change: nothing, or the rounding of their own kernels."""
+"""Changes that backends of `torch.compile` may make: none, or the rounding of their own kernels."""
 
 from __future__ import annotations
 

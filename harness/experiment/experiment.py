@@ -40,7 +40,7 @@ _MAX_SEED = 2**63 - 1  # torch takes no more on every device
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """How the model is trained: the scalar fields of an experiment.
+    """The training of the model: the scalar fields of an experiment.
 
     Fields:
         wrap_order: order of AC and FSDP. `inside_fsdp`: AC comes before FSDP; a region holds no all-gather.
@@ -145,38 +145,38 @@ class Experiment(Recipe):
 
     @property
     def is_compiled(self) -> bool:
-        """Whether `torch.compile` stands on the model."""
+        """True if `torch.compile` stands on the model."""
         return self.compile != "none"
 
     @property
     def plans_graphs(self) -> bool:
-        """Whether AC is a partition of each compiled block's graph."""
+        """True if AC is a partition of each compiled block's graph."""
         return self.ac.needs_compiler and not self.ac.partitioner
 
     @property
     def is_sharded(self) -> bool:
-        """Whether a sharding variant decides where operators run."""
+        """True if a sharding variant decides where operators run."""
         return name_of(self.shard) != "none"
 
     @property
     def is_placed_as_twin(self) -> bool:
-        """Whether each rank holds the same parts of parameters as in the twin."""
+        """True if each rank holds the same parts of parameters as in the twin."""
         return self._saves_memory or self.is_compiled or not self.is_sharded
 
     @property
     def is_reduced(self) -> bool:
-        """Whether something is computed in half precision."""
+        """True if something is computed in half precision."""
         return self.model.is_reduced() if self.dtype == "own" else self.dtype != "fp32"
 
     @property
     def recomputes_in_kernels(self) -> bool:
-        """Whether generated kernels may compute again what forward stored."""
+        """True if generated kernels may compute again what forward stored."""
         is_inside = self.ac.needs_compiler or self.compile_order == "ac_first"
         return self.compile == "inductor" and is_inside and name_of(self.ac) != "none"
 
     @property
     def tolerance(self) -> Tolerance | None:
-        """How far variant and twin may differ: the widest tolerance of what stands between them."""
+        """The difference that variant and twin may have: the widest tolerance of what stands between them."""
         return _widest([each for each in self._declared() if each is not None])
 
     @property
@@ -343,7 +343,7 @@ class Experiment(Recipe):
             )
 
     def _require_one_budget(self) -> None:
-        """Refuse chunks with a budget of their own beside AC that plans steps, and those with no budget."""
+        """Refuse chunks with a budget of their own with AC that plans steps, and those with no budget."""
         if name_of(self.chunk) == "none":
             return
         plans = self.ac.step_planner is not None

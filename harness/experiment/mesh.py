@@ -71,7 +71,7 @@ class Mesh:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether FSDP wraps the model; replicas of a tensor-parallel model are FSDP shards of one."""
+        """True if FSDP wraps the model; replicas of a tensor-parallel model are FSDP shards of one."""
         return self.dp_shard > 1 or (self.dp_replicate > 1 and self.tp > 1)
 
     @property

@@ -1,4 +1,4 @@
-"""How a trial is measured: warm-up, parity steps, timed pairs, determinism, deadline."""
+"""The protocol of a measurement: warm-up, parity steps, timed pairs, determinism, deadline."""
 
 from __future__ import annotations
 

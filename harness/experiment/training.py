@@ -1,4 +1,4 @@
-"""What of an experiment decides whether a model can be trained at all."""
+"""Fields of an experiment that decide whether a model can be trained at all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness.experiment.experiment import Experiment
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Training:
-    """What decides whether a model can be trained; the fields are those of experiment and mesh.
+    """Fields of experiment and mesh that decide whether a model can be trained.
 
     Fields:
         fsdp: `None` where nothing is sharded.

@@ -1,1 +1,1 @@
-"""What to switch on: every option predicted for a model and a device, the answer chosen and proven."""
+"""The answer to *what do I switch on?*: every option predicted for a model, one chosen and proven."""

@@ -34,7 +34,7 @@ _NOT_KNOWN_OF_GPU = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What to switch on.
+    """The option to switch on, with its proof.
 
     Fields:
         subject: the step and the device.
@@ -139,7 +139,7 @@ def answer(
 
     Args:
         subject: the step and the device.
-        is_proven: train one small step of each option beside the plain model.
+        is_proven: train one small step of each option next to the plain model.
         tell: is told what is done next.
 
     Raises:

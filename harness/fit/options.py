@@ -1,4 +1,4 @@
-"""What can be switched on, with what it needs and takes; and the rule by which one of them is the answer."""
+"""Options that can be switched on, with what they need and take, and the rule that chooses one of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SIMPLICITY = ("none", "first", "selective_layer", "full", "selective_op", "rule
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proof:
-    """How an option was proven.
+    """The kind of proof that an option has.
 
     Fields:
         batch_size: samples of the step.
@@ -57,7 +57,7 @@ class Option:
         bound_by: what the step waits for: `compute`, `memory`, `network` or `host`.
         write: gives the file; `None` where there is nothing to write.
         needs_acbench: whether its file imports acbench while it trains.
-        plan: a plan beside its file, as text; `None` for none.
+        plan: a plan next to its file, as text; `None` for none.
         verdict: `neutral`, `differs`, or `unverified` where nothing was proven.
         proof: how; `None` where nothing was.
         file: path of the file that was written.

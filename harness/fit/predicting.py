@@ -154,7 +154,7 @@ class Predictions:
         return any(each.fits for each in self.options if each.variant == variant)
 
     def _stands_alone(self) -> bool:
-        """Whether no activation has to be there for a step not to fit, so that nothing here helps; say so."""
+        """Say if no activation has to be there for a step not to fit, so that nothing here helps; say so."""
         standing = _standing_bytes(self._steps["full"].memory)
         if standing <= self.subject.limit_bytes:
             return False
@@ -165,7 +165,7 @@ class Predictions:
         return True
 
     def _chunks_may_be_used(self) -> bool:
-        """Whether `full` in chunks, which takes at least the time of `full`, may be as fast as what fits."""
+        """Return whether `full` in chunks may be as fast as what fits, though slower than `full`."""
         fastest_s = min((each.step_time_s for each in self.options if each.fits), default=math.inf)
         return fastest_s * (1 + TIE) >= self._of("full").step_time_s
 

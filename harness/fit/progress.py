@@ -1,4 +1,4 @@
-"""What is done at the moment: on a terminal in one line that changes, elsewhere in lines now and then."""
+"""Progress: on a terminal one line that changes, elsewhere a line now and then."""
 
 from __future__ import annotations
 

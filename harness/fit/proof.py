@@ -1,4 +1,4 @@
-"""The proof of an option: one step of training beside the plain model, at a size that this machine has."""
+"""The proof of an option: one step of training next to the plain model, at a size that this machine has."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _OF_VOCABULARY = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proven:
-    """What a proof has shown.
+    """The result of a proof.
 
     Fields:
         verdict: `neutral`, `differs` or `unverified`.

@@ -1,4 +1,4 @@
-"""What an answer is about: a training step, a device, and the blocks of the model."""
+"""The subject of an answer: a training step, a device, and the blocks of the model."""
 
 from __future__ import annotations
 

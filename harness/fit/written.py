@@ -77,7 +77,7 @@ def text_of(option: Option, label: str, blocks: list[str]) -> str | None:
 
 
 def write_file(option: Option, text: str, folder: Path) -> Path:
-    """Write the file of an option, and its plan beside it; return the path.
+    """Write the file of an option, and its plan next to it; return the path.
 
     Raises:
         ConfigError: the folder cannot be written.

@@ -1,4 +1,4 @@
-"""What every launcher offers to a sweep, and what a sweep offers to it."""
+"""The contract between a launcher and a sweep."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOOK_S = 0.2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sweep:
-    """What a sweep offers to its launcher.
+    """The side of a sweep that its launcher sees.
 
     Fields:
         store: store of its records.
@@ -59,7 +59,7 @@ class InFlight:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class End:
-    """How the job or lane of a trial ended, where the trial left no record.
+    """The end of a job or lane whose trial left no record.
 
     Fields:
         status: `lost`, `timeout` or `oom`; `failed` where its folder could not be used.
@@ -77,7 +77,7 @@ _NOT_BEGUN = End(status="lost", kind="lost", message="the lanes ended before thi
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collected:
-    """What earlier submissions of the same sweep came to.
+    """Results of earlier submissions of the same sweep.
 
     Fields:
         records: records of trials that ended since the last command asked.
@@ -97,7 +97,7 @@ class Launcher(Protocol):
 
     @property
     def uses_agent(self) -> bool:
-        """Whether `Sweep.agent` runs the trials, in this process."""
+        """True if `Sweep.agent` runs the trials, in this process."""
 
     def check(self, mesh: Mesh) -> None:
         """Refuse a mesh that this launcher cannot run.

@@ -1,4 +1,4 @@
-"""What a trial will hold, predicted right before it runs; the trial runs all the same where that fails."""
+"""The prediction of a trial right before it runs; the trial runs all the same where that fails."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def foreseen(
 
 
 def is_foreseen(experiment: Experiment) -> bool:
-    """Whether a prediction tells more than it costs.
+    """Return whether a prediction tells more than it costs.
 
     A trial with fewer timed pairs than the standard's takes hardly longer than its prediction. A user's model
     is called by its ranks alone; kernels of CUDA are not known.

@@ -48,7 +48,7 @@ from harness.trial.trial_plan import BASELINES, TrialPlan
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Location:
-    """Where a lane's process finds itself.
+    """The place of a lane's process: host, devices, job.
 
     Fields:
         node_rank: rank of this node in the lane.
@@ -110,7 +110,7 @@ class Halts:
 
     @property
     def is_terminated(self) -> bool:
-        """Whether the lane must go now."""
+        """True if the lane must go now."""
         return self._halt is not None and self._halt.kind == "terminated"
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
@@ -148,7 +148,7 @@ def main() -> None:
 
 
 class Direction(Protocol):
-    """What runs the ranks of a trial on the nodes of a lane."""
+    """A way to run the ranks of a trial on the nodes of a lane."""
 
     @property
     def lost(self) -> Collection[int]:

@@ -1,4 +1,4 @@
-"""What starts a lane and what ends it, as those who start lanes know it."""
+"""The start and the end of a lane, as those who start lanes know them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TERMINATED_STATUS = 128 + signal.SIGTERM
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaneSpec:
-    """What a lane is told at its start; it pickles.
+    """The instructions that a lane gets at its start; they pickle.
 
     Fields:
         name: unique in its submission.

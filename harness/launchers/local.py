@@ -49,7 +49,7 @@ class Local(Driven):
 
     @property
     def uses_agent(self) -> bool:
-        """Whether trials run one after the other; several at once run in lanes."""
+        """True if trials run one after the other; several at once run in lanes."""
         return self.max_parallel == 1
 
     def check(self, mesh: Mesh) -> None:

@@ -43,7 +43,7 @@ _SIGNAL_BASE = 128  # of a shell's exit status, and srun's
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Need:
-    """What a lane takes of a pool.
+    """The share of a pool that a lane takes.
 
     Fields:
         nodes: hosts, >= 1.
@@ -107,7 +107,7 @@ Start = Callable[[LaneSpec, Slice], subprocess.Popen[bytes]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packing:
-    """What the lanes of a submission share.
+    """The pool that the lanes of a submission share.
 
     Fields:
         launcher, submission: names that every lane has in common.

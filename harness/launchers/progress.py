@@ -45,7 +45,7 @@ class SweepProgress:
 
     @property
     def is_live(self) -> bool:
-        """Whether steps are shown, so that it is worth following them."""
+        """True if steps are shown, so that it is worth following them."""
         return self._console.is_terminal
 
     def start(self, total: int) -> None:

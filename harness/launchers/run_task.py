@@ -27,7 +27,7 @@ from harness.trial.links import Link, chain
 from harness.trial.trial_plan import BASELINES, ENTRY, TrialPlan
 
 PRELOAD = (ENTRY.partition(":")[0],)
-"""Modules that a trial's ranks need beside the agent's own."""
+"""Modules that a trial's ranks need, the agent's own aside."""
 
 Supervise = Callable[[RankJob], Outcome]
 Job = Mapping[str, Any]
@@ -172,7 +172,7 @@ def refuse_task(task: Task, message: str, *, store: Store, name: str) -> Record:
 
 
 def _write(task: Task, record: Record, store: Store) -> None:
-    """Write a record that no agent has written, with the experiment beside it, where that is possible."""
+    """Write a record that no agent has written, with the experiment next to it, where that is possible."""
     folder = store.trial_dir(task.trial_id)
     with suppress(OSError):  # who asked has the record; the same command runs the trial again
         make_folder(folder, within=store.root)
@@ -231,7 +231,7 @@ def now() -> str:
 
 
 def _attempts(task: Task, supervise: Supervise, trial_dir: Path, resources: Resources) -> tuple[Outcome, str]:
-    """Run the trial; where the twin does not fit beside the variant, again with less of it."""
+    """Run the trial; where the twin does not fit with the variant, again with less of it."""
     for mode in BASELINES:
         outcome = supervise(
             rank_job(TrialPlan(experiment=task.experiment, baseline=mode), trial_dir, resources)
@@ -255,7 +255,7 @@ def _with_what_was_measured(outcome: Outcome, task: Task, trial_dir: Path) -> Ou
 
 
 def _twin_did_not_fit(outcome: Outcome) -> bool:
-    """Whether memory ran out where the twin is alive too; before `parity` a rank holds the variant alone."""
+    """Say if memory ran out where the twin is alive too; before `parity` a rank holds the variant alone."""
     return (
         outcome.status == "oom" and outcome.error is not None and outcome.error.phase in {"parity", "timing"}
     )

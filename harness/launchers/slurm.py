@@ -48,7 +48,7 @@ _MEMORY = ("mem", "mem_per_cpu", "mem_per_gpu")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnSlurm(slurm.JobOptions, ABC):
-    """What every way to run a sweep through Slurm has in common.
+    """The common part of all ways to run a sweep through Slurm.
 
     Fields:
         wait: follow the jobs to their records; otherwise return after submission, and the same command later

@@ -46,7 +46,7 @@ class SlurmUnreachableError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobState:
-    """What Slurm says about one job.
+    """The state of one job, as Slurm says it.
 
     Fields:
         job: `"123"`, or `"123_4"` for an element of an array.
@@ -68,19 +68,19 @@ class JobState:
 
     @property
     def is_over(self) -> bool:
-        """Whether the job has ended and will not start again by itself."""
+        """True if the job has ended and will not start again by itself."""
         return self.state in OVER
 
     @property
     def is_stuck(self) -> bool:
-        """Whether Slurm holds the job, which could not be started again, until somebody releases it."""
+        """True if Slurm holds the job, which could not be started again, until somebody releases it."""
         is_held = self.state == "PENDING" and self.reason.replace("_", " ") in _HELD_REASONS
         return is_held or self.state in {"REQUEUE_HOLD", "SPECIAL_EXIT"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobOptions:
-    """What is asked of sbatch for every job alike.
+    """Options of sbatch that all jobs share.
 
     Fields:
         time_min: time limit of a job in minutes.

@@ -1,4 +1,4 @@
-"""How jobs of Slurm end, for trials that have left no record."""
+"""Ends of Slurm jobs whose trials have left no record."""
 
 from __future__ import annotations
 
@@ -102,14 +102,14 @@ class Look:
         return End(status="lost", kind="NODE_FAIL", message=f"a node of job {flight.job} failed ({where})")
 
     def _is_settled(self, flight: InFlight) -> bool:
-        """Whether the end was first seen long enough ago; listing the folder makes NFS look again."""
+        """Return whether the end was first seen long enough ago; listing the folder makes NFS look again."""
         with suppress(OSError):
             list(self.sweep.store.trial_dir(flight.task.trial_id).iterdir())
         first_s = self._over_since_s.setdefault(flight.task.trial_id, time.monotonic())
         return time.monotonic() - first_s >= _SETTLE_S
 
     def _was_stopped(self, flight: InFlight, end: End) -> bool:
-        """Whether the trial never began because a user stopped its sweep, now or in an earlier command."""
+        """Say if the trial never began because a user stopped its sweep, now or in an earlier command."""
         store = self.sweep.store
         has_begun = read_attempt(store, flight.task.trial_id, flight.submission) is not None
         is_stopped = (folder_of(store, flight.submission) / STOP).exists()
@@ -137,5 +137,5 @@ def end_of(state: slurm.JobState, time_min: int) -> End:
 
 
 def _is_idle(state: slurm.JobState | None) -> bool:
-    """Whether Slurm keeps a job whose trial is over: an array's element carries that trial alone."""
+    """Return whether Slurm keeps a job whose trial is over: an array's element carries that trial alone."""
     return state is not None and (state.is_stuck or ("_" in state.job and not state.is_over))

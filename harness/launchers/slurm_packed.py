@@ -213,7 +213,7 @@ class _Inside(Driven):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Allocation:
-    """What a job has of the cluster.
+    """The part of the cluster that a job has.
 
     Fields:
         hosts: their names; empty before the job runs.
@@ -240,7 +240,7 @@ class _Allocation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Load:
-    """What a packer is told; it pickles.
+    """The instructions that a packer gets; they pickle.
 
     Fields:
         packing: what its lanes share; the number of earlier starts is known in the job only.
@@ -284,7 +284,7 @@ def _resources(slice_: Slice) -> Resources:
 
 
 def _is_inside() -> bool:
-    """Whether this process runs in an allocation."""
+    """Return whether this process runs in an allocation."""
     return "SLURM_JOB_ID" in os.environ
 
 

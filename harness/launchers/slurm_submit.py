@@ -56,7 +56,7 @@ end by themselves. One that is frozen would keep the job until its time limit.""
 
 @dataclass(frozen=True, slots=True)
 class JobCall:
-    """What one job does on each of its nodes.
+    """The work of one job on each of its nodes.
 
     Fields:
         words: what follows the interpreter on the command line; no secret, which every user can read there.
@@ -67,7 +67,7 @@ class JobCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request(JobOptions):
-    """What each job of a submission gets; one process starts on each of its nodes.
+    """The resources of each job of a submission; one process starts on each of its nodes.
 
     Fields:
         name: name of the jobs.

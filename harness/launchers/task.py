@@ -1,4 +1,4 @@
-"""What a sweep consists of: points, and tasks, which are points that may run."""
+"""The parts of a sweep: points, and tasks, which are points that may run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a measurement depends on beside its experiment: versions, device, driver, sources.
+"""The environment of a measurement: versions, device, driver, sources.
 
 Nothing here imports torch or initialises CUDA, so that the driver can decide what to skip before any rank
 exists. A process that has not imported torch has no process group and no CUDA context.

@@ -38,13 +38,13 @@ from strategies.step.step_recorder import RecordedOperator, StepRecorder
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepReport:
-    """What one instrumented training step showed on one rank.
+    """The measurements of one instrumented training step on one rank.
 
     Fields:
         memory, work: what the two meters counted; the allocator's numbers are not among them.
         history: storages of the step, of which `memory` is the sum.
         operators: operators of the step, of which `work` is the sum.
-        compiled: what `work` has beside them; `None` where nothing is compiled.
+        compiled: what `work` has besides them; `None` where nothing is compiled.
         live: what the device's allocator should have seen, for `allocator_truth`.
         workspaces: the private memory of operators, or `None` where no probe has looked for it.
     """

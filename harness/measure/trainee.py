@@ -32,7 +32,7 @@ class Trainee(Protocol):
 
     @property
     def compiled(self) -> CompiledGraphs | None:
-        """What a compiler made of the model; `None` where nothing is compiled."""
+        """The graphs that a compiler made of the model; `None` where nothing is compiled."""
 
     def forward(self, batch: Any) -> tuple[Any, Tensor]:
         """Return the outputs of the model, `None` where they are never whole, and the scalar loss."""

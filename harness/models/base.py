@@ -28,7 +28,7 @@ def plan_of(**patterns: Sequence[str]) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Batch:
-    """What one training step reads.
+    """The data of one training step.
 
     Fields:
         inputs: positional inputs of the model; for language models `(tokens,)`, int64 of shape (B, S).
@@ -130,7 +130,7 @@ class ModelSpec:
         raise NotImplementedError
 
     def loss_reads_targets_only(self) -> bool:
-        """Whether the loss reads nothing but outputs and targets, so that a plan may include it."""
+        """Return whether the loss reads nothing but outputs and targets, so that a plan may include it."""
         return False
 
     def sample_batch(self, batch_size: int, random: np.random.Generator) -> Batch:
@@ -161,23 +161,23 @@ class ModelSpec:
         return "fp32"
 
     def casts_buffers(self) -> bool:
-        """Whether `dtype` casts floating-point buffers too, beside parameters."""
+        """Return whether `dtype` casts floating-point buffers as well as parameters."""
         return True
 
     def is_reduced(self) -> bool:
-        """Whether the model, as it is made, computes in half precision."""
+        """Return whether the model, as it is made, computes in half precision."""
         return False
 
     def runs_user_code(self) -> bool:
-        """Whether making the model runs code of the user's, which may do anything and take any time."""
+        """Say if making the model runs code of the user's, which may do anything and take any time."""
         return False
 
     def reads_tokens(self) -> bool:
-        """Whether the model trains on the tokens of `data`, and not on samples of its own."""
+        """Return whether the model trains on the tokens of `data`, and not on samples of its own."""
         return False
 
     def may_drop_out(self) -> bool:
-        """Whether the model has dropout, or nobody knows."""
+        """Return whether the model has dropout, or nobody knows."""
         return self.dropout > 0
 
     def remarks(self) -> tuple[str, ...]:
@@ -206,7 +206,7 @@ class ModelSpec:
         return None
 
     def splits_fixed_batch(self) -> bool:
-        """Whether data-parallel ranks share the rows of the one batch; else each computes all of it."""
+        """Say if data-parallel ranks share the rows of the one batch; else each computes all of it."""
         return False
 
     def files(self) -> tuple[Path, ...]:
@@ -259,7 +259,7 @@ class LanguageModelSpec(ModelSpec):
 
         Args:
             batch: tokens and targets, both of shape (B, S).
-            random: draws what the model reads beside tokens.
+            random: draws what the model reads besides tokens.
         """
         return batch
 

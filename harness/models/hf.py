@@ -93,7 +93,7 @@ class HFSpec(LanguageModelSpec):
         return drawn
 
     def may_drop_out(self) -> bool:
-        """Whether a dropout of the configuration is positive."""
+        """Return whether a dropout of the configuration is positive."""
         found: bool = _transformers().drops_out(self._config())
         return found
 

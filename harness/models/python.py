@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Made:
-    """What one model of a factory shows of all.
+    """The facts that one model of a factory shows of all.
 
     Fields:
         is_reduced: whether a parameter has less precision than float32.
@@ -137,7 +137,7 @@ class PythonSpec(LanguageModelSpec):
         return self.cast_buffers
 
     def is_reduced(self) -> bool:
-        """Whether a parameter of the factory's module has less precision than float32."""
+        """Return whether a parameter of the factory's module has less precision than float32."""
         return self.made().is_reduced
 
     def runs_user_code(self) -> bool:
@@ -153,7 +153,7 @@ class PythonSpec(LanguageModelSpec):
         return (*self._call().replaced(), *self.made().modes)
 
     def reads_tokens(self) -> bool:
-        """Whether the factory gives no inputs."""
+        """Return whether the factory gives no inputs."""
         return self._given(device="meta") is None
 
     def files(self) -> tuple[Path, ...]:

@@ -30,7 +30,7 @@ FEWEST = 4
 
 
 def follow_from_others(experiment: Experiment) -> bool:
-    """Whether steps of `experiment` with some batch sizes follow from those with others."""
+    """Return whether steps of `experiment` with some batch sizes follow from those with others."""
     return (
         experiment.model.scales_with_batch
         and experiment.ac.scales_with_batch
@@ -92,7 +92,7 @@ class _Lines:
         """Return what lies at `at`, of anything that a log has.
 
         Raises:
-            UnlikeError: the three differ in more than numbers, or the middle one is beside the line.
+            UnlikeError: the three differ in more than numbers, or the middle one is off the line.
         """
         if not type(low) is type(middle) is type(high):
             raise UnlikeError("another batch size has things of other types")

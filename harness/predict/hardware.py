@@ -41,7 +41,7 @@ class Hardware:
         bytes_per_s: memory bandwidth of one device, > 0.
         launch_s: seconds that an operator takes at least, >= 0.
         policy_s: seconds that a CPU takes to ask Python about an operator of a selective region, >= 0; a GPU
-            computes beside its host, and is not slowed by them here.
+            computes while its host does, and is not slowed by them here.
         half_rows: rows at which a matrix multiplication reaches half of its speed, >= 0.
         ranks_per_node: devices of a node, >= 1; ranks beyond them communicate over the network.
         link_bytes_per_s: bytes a second that a device sends and receives at once within a node, > 0.

@@ -56,12 +56,12 @@ def composed(experiment: Experiment, log_of: Callable[[Experiment], StepLog]) ->
 
 
 def is_deep(experiment: Experiment) -> bool:
-    """Whether a model has more blocks than the two shorter ones together."""
+    """Return whether a model has more blocks than the two shorter ones together."""
     return experiment.model.repeats_one_block and _n_blocks(experiment) > 2 * _few_blocks(experiment) + 1
 
 
 def is_repetitive(experiment: Experiment) -> bool:
-    """Whether the step is expected to do with each block the same."""
+    """Return whether the step is expected to do with each block the same."""
     mesh = experiment.mesh
     return (
         experiment.model.repeats_one_block

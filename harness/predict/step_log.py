@@ -1,4 +1,4 @@
-"""What the instrumented step of one experiment does on rank 0, and what it would show."""
+"""The instrumented step of one experiment on rank 0, and what it would show."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StepLog:
         block_calls: forward calls by block, recomputation included.
         ranks_per_node: ranks of the trial that share a node.
         observation, trained: as a trial measures them.
-        compiled: what compiled functions did beside operators; `None` where nothing is compiled.
+        compiled: what compiled functions did besides operators; `None` where nothing is compiled.
         assumes: what is assumed of the data, each in words that complete `assuming that`.
     """
 
@@ -43,7 +43,7 @@ class StepLog:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FakeStep:
-    """What the instrumented step of one experiment would show on rank 0.
+    """The measurements that the instrumented step of one experiment would give on rank 0.
 
     Fields:
         memory, work, observation, trained: as a trial measures them.

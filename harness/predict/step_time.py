@@ -1,4 +1,4 @@
-"""How long a predicted step takes on named hardware.
+"""The time of a predicted step on named hardware.
 
 An operator takes a roofline: its FLOPs at the peak rate of its dtype or its bytes at the memory's bandwidth,
 whichever is longer, and a launch. Matrix products with few rows are slower, and so are fused attention and,

@@ -1,4 +1,4 @@
-"""What a step does with n blocks and with n + 1, stretched to what it does with any number of them.
+"""A step with any number of blocks, made of the steps with n blocks and with n + 1.
 
 Both are lists in order of time. They must be equal but for stretches that the longer one has once more, each
 the third of equal stretches side by side. Numbers of blocks count on in each of them.
@@ -23,7 +23,7 @@ class UnlikeError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Numbering(Generic[_Item]):
-    """How the number of a block is taken from an item, and put back.
+    """A way to take the number of a block from an item, and to put it back.
 
     Fields:
         split: returns an item without its number, and the number.
@@ -36,7 +36,7 @@ class Numbering(Generic[_Item]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Seam:
-    """Where the longer list has a stretch once more.
+    """A place where the longer list has a stretch once more.
 
     Fields:
         few, many: positions in the shorter and the longer list.
@@ -127,7 +127,7 @@ def _seams(
 
 
 def _is_repeated(many: Sequence[Hashable], at: int, width: int) -> bool:
-    """Whether the `width` items at `at` have been there twice before, side by side."""
+    """Return whether the `width` items at `at` have been there twice before, side by side."""
     if at < 2 * width or many[at] != many[at - width]:
         return False
     return many[at : at + width] == many[at - width : at] == many[at - 2 * width : at - width]

@@ -29,7 +29,7 @@ class Trace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Times:
-    """How long a step is expected to take.
+    """The expected time of a step.
 
     Fields:
         step_s: seconds of one step.

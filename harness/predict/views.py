@@ -1,4 +1,4 @@
-"""What strategies show of a trial that nobody runs: plans of its step are made on a fake rank before."""
+"""Views of strategies on a trial that nobody runs: plans of its step are made on a fake rank first."""
 
 from __future__ import annotations
 

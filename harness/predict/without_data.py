@@ -1,4 +1,4 @@
-"""What torch does with the data of tensors, done for tensors without data.
+"""Operations of torch on the data of tensors, done for tensors without data.
 
 Torch takes a fake tensor for a sign that somebody compiles, reads parameters to compare them between ranks,
 and asks collectives for their results. A step that is predicted must run as one with data does.
@@ -49,7 +49,7 @@ def as_with_values() -> Iterator[None]:
 
 
 def _is_compiling() -> bool:
-    """Whether a compiler traces: torch's own question, without its look at whether tensors have data."""
+    """Say if a compiler traces: torch's own question, without its look at whether tensors have data."""
     by_dispatcher = torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PythonDispatcher)  # noqa: SLF001 (no public way)
     return torch.compiler.is_dynamo_compiling() or by_dispatcher or get_proxy_mode() is not None
 
@@ -60,7 +60,7 @@ def _swap(parameter: Tensor, other: Tensor) -> None:
 
 
 def _is_same_storage(one: Tensor, other: Tensor) -> bool:
-    """Whether two plain tensors of FSDP1 lie on one storage; it compares addresses of data."""
+    """Return whether two plain tensors of FSDP1 lie on one storage; it compares addresses of data."""
     return key_of(one) == key_of(other)
 
 

@@ -1,4 +1,4 @@
-"""Who ended the trial: from what nodes and ranks report to one outcome, by rules and without side effects.
+"""The culprit of a trial: from reports of nodes and ranks to one outcome, by rules and without side effects.
 
 1. Every rank reported a result: `ok`, whatever happened to the processes and nodes afterwards.
 2. The earliest own failure (exception, signal, exit without a report) is the cause.
@@ -55,7 +55,7 @@ _SIGNALS = {"terminated": signal.SIGTERM, "time_limit": signal.SIGUSR2}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How a trial ended.
+    """The outcome of a trial.
 
     Fields:
         status: `ok`, `oom`, `failed`, `timeout`, `lost`, or `refused` by a strategy in the first forward.
@@ -88,7 +88,7 @@ class _Cause:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Trial:
-    """What is known of a trial that is over.
+    """The facts that are known of a trial that is over.
 
     Fields:
         ranks: all of the trial.
@@ -218,7 +218,7 @@ def _ended_for_peer(node: NodeReport | None) -> bool:
 
 
 def _is_part_of_halt(death: Death, node: NodeReport) -> bool:
-    """Whether a rank died of the signal that told the agent to end it."""
+    """Return whether a rank died of the signal that told the agent to end it."""
     number = None if node.halt is None else _SIGNALS.get(node.halt.kind)
     return number is not None and death.code == -number
 

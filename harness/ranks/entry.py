@@ -1,4 +1,4 @@
-"""What runs inside a rank process: from a bare fork to a result on disk.
+"""The program of a rank process: from a bare fork to a result on disk.
 
 A rank writes its log and its report, nothing else; it neither draws nor uploads. It leaves by
 `os._exit`, because torch aborts in up to half of all orderly exits after a gloo group was used.
@@ -41,7 +41,7 @@ _TRACEBACK_CHARS = 8000
 
 
 class RankContext:
-    """What an entry sees of its rank.
+    """The rank, as its entry sees it.
 
     Attributes:
         rank, local_rank, world_size: the usual.
@@ -64,7 +64,7 @@ class RankContext:
 
     @property
     def is_ok(self) -> bool:
-        """Whether the result is on disk."""
+        """True if the result is on disk."""
         return self._is_ok
 
     def phase(self, name: str) -> None:

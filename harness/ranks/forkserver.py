@@ -46,7 +46,7 @@ _BRIEF_SPIN = {"GOMP_SPINCOUNT": "10000"}
 """How long OpenMP's threads spin for work before they sleep, unless the user has decided.
 
 By default they spin for milliseconds, which on a machine with other load makes a step several times slower.
-One step of gpt_nano on two cores, quiet and beside three busy processes: by default 48 and 410 ms, so 47 and
+One step of gpt_nano on two cores, quiet and with three busy processes: by default 48 and 410 ms, so 47 and
 227 ms, without any spinning 66 and 169 ms.
 """
 

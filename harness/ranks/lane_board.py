@@ -35,7 +35,7 @@ class BoardLostError(Exception):
 
 
 class Board(Protocol):
-    """What both the host and a guest of a board offer."""
+    """The contract of the host and of a guest of a board."""
 
     def set(self, name: str, value: Any) -> None:
         """Put a JSON value on the board, in the place of an earlier one."""
@@ -46,7 +46,7 @@ class Board(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Address:
-    """Where a board is; its file is private.
+    """The address of a board; its file is private.
 
     Fields:
         host, port: numeric address and port.
@@ -60,7 +60,7 @@ class _Address:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Request:
-    """What a guest asks.
+    """A request of a guest.
 
     Fields:
         name: name of the value.

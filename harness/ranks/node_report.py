@@ -61,13 +61,13 @@ class Halt:
 
     @property
     def is_timeout(self) -> bool:
-        """Whether the trial's deadline or the job's time limit has passed."""
+        """True if the trial's deadline or the job's time limit has passed."""
         return self.kind in ("deadline", "time_limit")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeReport:
-    """How one node's share of a trial ended.
+    """The end of one node's share of a trial.
 
     Fields:
         node_rank: index of the node in the trial.

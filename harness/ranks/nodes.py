@@ -52,7 +52,7 @@ JobWords = dict[str, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Turn:
-    """What is announced of a trial.
+    """The announcement of a trial.
 
     Fields:
         job: which job it is.
@@ -204,7 +204,7 @@ def join(address: Path, halt: HaltCheck) -> JoinedBoard | None:
 
 
 class _Watch:
-    """What node 0 sees of the other nodes during one turn."""
+    """The state of the other nodes during one turn, as node 0 sees it."""
 
     def __init__(self, board: Board, turn: int, *, others: range, halt: HaltCheck) -> None:
         self._board = board
@@ -241,7 +241,7 @@ class _Watch:
         return halt is not None and halt.kind == "terminated"
 
     def _is_silent(self, node: int) -> bool:
-        """Whether a node has begun to beat and stopped, or has left the lane before, without a report."""
+        """Say if a node has begun to beat and stopped, or has left the lane before, without a report."""
         if self._board.get(f"report{self._turn}/{node}") is not None:
             return False
         if self._board.get(f"left/{node}"):
@@ -298,6 +298,6 @@ def _settled(job: RankJob, nodes: Mapping[int, NodeReport]) -> Mapping[int, Rank
 
 
 def _is_complete(job: RankJob) -> bool:
-    """Whether every rank of this node has its result."""
+    """Return whether every rank of this node has its result."""
     reports = read_reports(job.trial_dir)
     return all(rank in reports and reports[rank].state == "ok" for rank in job.local)

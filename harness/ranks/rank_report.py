@@ -43,7 +43,7 @@ class RankReport:
 
     @property
     def is_final(self) -> bool:
-        """Whether this is the rank's last report."""
+        """True if this is the rank's last report."""
         return self.state in ("ok", "error")
 
     def write(self, folder: Path) -> None:

@@ -28,7 +28,7 @@ _NUMBER = struct.Struct(">Q")
 
 
 class RefusedMessageError(Exception):
-    """What came is no message of somebody who knows the secret."""
+    """A message that was not sealed with the secret."""
 
 
 class SealedConnection:

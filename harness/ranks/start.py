@@ -1,4 +1,4 @@
-"""What ranks are told at their start; no torch, because those who tell them need none."""
+"""Instructions that ranks get at their start; no torch, because their senders need none."""
 
 from __future__ import annotations
 

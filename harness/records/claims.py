@@ -1,4 +1,4 @@
-"""Who may run a trial: files beside its record, written under its lock or that of the sweep.
+"""Claims on trials: files next to the records, written under the lock of the trial or of the sweep.
 
 A *submission* hands trials to lanes or to jobs of a scheduler. A *claim* says for which submission a trial
 is to run. A later command may claim the trial for its own submission, and processes of the earlier one then

@@ -147,7 +147,7 @@ def _sequence(kind: Any, value: object, where: str) -> tuple[Any, ...]:
 
 
 def _is_plain(fields: tuple[_Field, ...], value: object) -> bool:
-    """Whether an object has all fields, and values that need no decoding: a timeline has hundreds of them."""
+    """Say if an object has all fields, and values that need no decoding: a timeline has hundreds of them."""
     if type(value) is not dict or len(value) != len(fields):
         return False
     for name, _, kept, _ in fields:  # noqa: SIM110 (all() takes twice the time)
@@ -157,7 +157,7 @@ def _is_plain(fields: tuple[_Field, ...], value: object) -> bool:
 
 
 def _are_all(kind: Any, values: Iterable[object]) -> bool:
-    """Whether there is nothing to decode: long rows of numbers are most of a record."""
+    """Return whether there is nothing to decode: long rows of numbers are most of a record."""
     kept = _kept(kind)
     return bool(kept) and all(type(value) in kept for value in values)
 

@@ -61,7 +61,7 @@ def write_atomically(
         is_durable: whether the file has to survive the machine.
 
     Raises:
-        OSError: it cannot be written; the old content stands, and nothing is left beside it.
+        OSError: it cannot be written; the old content stands, and nothing is left next to it.
     """
     whole = content if isinstance(content, bytes) else content.encode()
     with _opened(path.parent, within) as folder, _named(path):

@@ -170,7 +170,7 @@ class StepFlops:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredWork(StepFlops):
-    """What one instrumented step computed and communicated on one rank.
+    """The work of one instrumented step on one rank: FLOPs, operators, collectives.
 
     Fields:
         recomputed_flops: FLOPs of forward operators that ran during the backward pass, beyond those that the
@@ -223,7 +223,7 @@ class MeasuredBaseline:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observed:
-    """What the strategy itself counted in the latest step.
+    """The counts of the strategy itself in the latest step.
 
     Fields:
         named: operators and groups that the configuration names.

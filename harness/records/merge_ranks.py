@@ -1,4 +1,4 @@
-"""What the ranks of one trial measured, as one: maxima over ranks, the first difference, the slowest step."""
+"""Measurements of all ranks of a trial as one: maxima over ranks, the first difference, the slowest step."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class First(FirstDifference):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartParity:
-    """How one part of the step compares over all its tensors and steps.
+    """The comparison of one part of the step over all its tensors and steps.
 
     Fields:
         equal: bit for bit, or within the declared tolerance.
@@ -140,7 +140,7 @@ def _worst(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compared:
-    """What was compared with what, and what was accepted.
+    """The pair that was compared, and the difference that was accepted.
 
     Fields:
         variant, baseline: strategies of the two, `ac=full chunk=none shard=megatron`.
@@ -165,7 +165,7 @@ class Compared:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weightless:
-    """What makes equal gradients prove nothing; steps count from 0, `None` stands for nothing of the kind.
+    """Facts that make equal gradients prove nothing; steps count from 0, `None` stands for none.
 
     Fields:
         not_finite_from: first step with a gradient that is NaN or infinite on both sides.
@@ -290,7 +290,7 @@ class Parity:
 
     @property
     def unrepeated(self) -> str | None:
-        """How the plain model differs from itself, where that keeps the variant from being blamed."""
+        """The difference of the plain model from itself, where that keeps the variant from being blamed."""
         for link in self.links:
             if link.control is not None and link.differing and not link.blamed:
                 what = "" if link.control.first is None else f": {_without_topic(str(link.control.first))}"

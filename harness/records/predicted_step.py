@@ -1,6 +1,6 @@
-"""What was predicted of a trial before it ran, and what a plan says of a point that nobody has run.
+"""The prediction of a trial before it ran, and the outlook of a point that nobody has run.
 
-Torch-free: reports stand it beside what was measured.
+Torch-free: reports stand it next to what was measured.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SolvedField:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outlook:
-    """What a plan says of a point beside its prediction.
+    """The answer of a plan about a point, next to its prediction.
 
     Fields:
         state: `to run`, `done`, `elsewhere` or `refused`, in the sweep that the plan is of.
@@ -72,7 +72,7 @@ class Outlook:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the step fits; `None` where no hardware was named or nothing is predicted."""
+        """True if the step fits; `None` where no hardware was named or nothing is predicted."""
         if self.usable_bytes is None or self.needed_bytes is None:
             return None
         return self.needed_bytes <= self.usable_bytes

@@ -1,4 +1,4 @@
-"""What the probes of a trial or a check found, torch-free."""
+"""Findings of the probes of a trial or a check, torch-free."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.records.parity_result import joined
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """What one probe found.
+    """The finding of one probe.
 
     Fields:
         probe: the probe: `between`, `leak`, `input_dependence` or `finite_differences`.
@@ -47,14 +47,14 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probed:
-    """What the probes of a trial asked and found.
+    """The questions and findings of the probes of a trial.
 
     Fields:
         asked: names of the probes that ran, in order.
         finding: what the first of them found; `None` where all found the variant as the plain model.
         recomputation: the first recomputed value that forward did not make, in words; empty where all were.
         cause: what a difference looks like, and what to do; empty where nothing known does.
-        late_reads: state that the recomputation reads beside its inputs, and that nothing changes before it
+        late_reads: state that the recomputation reads besides its inputs, and that nothing changes before it
             does; a change of it would make wrong gradients.
         notes: sentences on what was not asked, and why.
     """

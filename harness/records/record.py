@@ -63,7 +63,7 @@ class Record:
             where the trial did not end well.
         plan: what the strategy decided, as rank 0 saw it; `None` for strategies that decide nothing.
         trained: the model before any strategy; `None` in records of earlier versions, and without numbers.
-        note: what a reader should know beside the numbers.
+        note: what a reader should know next to the numbers.
         probes: what was asked beyond the parity steps; `None` where the protocol asks nothing.
         predicted: what was predicted before the trial ran; `None` where nobody has asked.
         outlook: what a plan says of a point that nobody has run; `None` of trials.
@@ -102,7 +102,7 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """What is known of a trial before it runs; the fields are those of the record."""
+    """The fields of a record that are known before the trial runs."""
 
     trial_id: str
     environment_id: str
@@ -112,7 +112,7 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """How a trial ended.
+    """The end of a trial.
 
     Fields:
         status: one of `STATUSES`.
@@ -235,7 +235,7 @@ def predicted_oom(
 
 
 def never_ran(record: Record) -> bool:
-    """Whether the trial of a finished record was refused, or left unrun because of a prediction."""
+    """Return whether the trial of a finished record was refused, or left unrun because of a prediction."""
     return record.status == "refused" or (record.error is not None and record.error.kind == _PREDICTED)
 
 
@@ -261,12 +261,12 @@ def validate(value: object) -> Record:
 
 
 def is_baseline(experiment: Mapping[str, Any]) -> bool:
-    """Whether `experiment` has neither AC nor chunks, sharding or compilation; false if it does not say."""
+    """Say if `experiment` has neither AC nor chunks, sharding or compilation; false if it does not say."""
     return _names(experiment, "ac", "chunk", "shard") == {"none"} and not is_compiled(experiment)
 
 
 def is_compiled(experiment: Mapping[str, Any]) -> bool:
-    """Whether `experiment` compiles its model; records of earlier versions say nothing of it."""
+    """Return whether `experiment` compiles its model; records of earlier versions say nothing of it."""
     return bool(experiment.get("compile", "none") != "none")
 
 

@@ -40,7 +40,7 @@ class Quantiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ratio:
-    """How many times the twin's step time the variant's is.
+    """The variant's step time divided by the twin's.
 
     Fields:
         median: median of the ratios of pairs.

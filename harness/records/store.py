@@ -19,7 +19,7 @@ from harness.records.record import Record, validate
 
 RECORD = "record.json"
 MARKER = "published.json"
-"""What the publisher leaves beside a record that it has published."""
+"""What the publisher leaves next to a record that it has published."""
 
 LOCK = ".lock"
 """What a command holds while it decides about a trial and runs it; it stays, because a lock on a file that

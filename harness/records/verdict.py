@@ -15,7 +15,7 @@ VERDICTS = ("neutral", "differs", "inert", "unverified")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What a trial has shown.
+    """The verdict of a trial.
 
     Fields:
         word: one of `VERDICTS`.

@@ -173,7 +173,7 @@ def _report(options: argparse.Namespace, sweeps: Sequence[SweepRecords], refresh
     content = document(sweeps[0]) if is_one else changes(*sweeps)
     name = "report" if is_one else f"compared-with-{sweeps[1].name}"
     root = options.sweeps[0]
-    # into the sweep's folder, or one beside a file of records, of its name
+    # into the sweep's folder, or one next to a file of records, of its name
     folder = options.out or (root.with_suffix("") if root.is_file() else root)
     make_folder(folder)
     writers: dict[str, Callable[[], None]] = {

@@ -1,4 +1,4 @@
-"""What is asked of a model before its trial, in a process that has imported torch."""
+"""Questions that are asked of a model before its trial, in a process that has imported torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command would do: every point of it by trial id, and nothing runs or is written."""
+"""The dry run of a command: every point of it by trial id, and nothing runs or is written."""
 
 from __future__ import annotations
 

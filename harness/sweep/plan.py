@@ -22,7 +22,7 @@ from harness.report.facts.labels import point_labels
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepPlan:
-    """What happens with every point of a sweep.
+    """The fate of every point of a sweep.
 
     Fields:
         total: points that were asked for.

@@ -1,4 +1,4 @@
-"""What is asked about a point before it runs, and what the answer is; both go between processes."""
+"""A question about a point before it runs, and its answer; both go between processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOLLOWED = "cpu"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """What is asked about one point.
+    """A question about one point.
 
     Fields:
         experiment: the point.

@@ -1,4 +1,4 @@
-"""What a strategy did in one step, to tell whether it does anything at all."""
+"""Acts of a strategy in one step, to tell whether it does anything at all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.records.verdict import freed_nothing, idle_because
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Act:
-    """What one instrumented step of a model did of what strategies promise.
+    """The acts of one instrumented step that strategies promise.
 
     Fields:
         memory: its bytes.

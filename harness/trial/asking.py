@@ -31,7 +31,7 @@ _TOO_LARGE = "the probes were given up, because they need more memory than there
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialModels:
-    """Where the probes of a trial get its variant and its twin.
+    """The source of variant and twin for the probes of a trial.
 
     Fields:
         link: the two experiments.
@@ -57,17 +57,17 @@ class TrialModels:
 
     @property
     def accepted(self) -> Accepted | None:
-        """How far the two may be apart."""
+        """The difference that the two may have."""
         return accepted_by(self.link)
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is one rank."""
+        """True if there is one rank."""
         return self.link.variant.mesh.dp * self.link.variant.mesh.tp == 1
 
     @property
     def takes_any_size(self) -> bool:
-        """Whether nothing was planned or compiled for one size."""
+        """True if nothing was planned or compiled for one size."""
         variant = self.link.variant
         return not (variant.is_compiled or variant.is_sharded) and name_of(variant.chunk) == "none"
 

@@ -20,8 +20,8 @@ def batches(
         experiment: has model, data and mesh.
         device: device of the copies.
         dp_rank: data-parallel index of the rank; tensor-parallel peers read the same.
-        is_empty: read no data and give tensors on the meta device, so that neither they nor the model beside
-            them take memory; the one batch that a model brings itself is no copy then.
+        is_empty: read no data and give tensors on the meta device, so that neither they nor the model
+            take memory; the one batch that a model brings itself is no copy then.
     """
     model, ranks = experiment.model, experiment.mesh.dp
     fixed = model.fixed_batch(experiment.seed, "meta" if is_empty else device.type)

@@ -1,4 +1,4 @@
-"""What all models of a trial on one rank share: decided once, before the first of them is built."""
+"""Decisions that all models of a trial on one rank share, made once, before the first of them is built."""
 
 from __future__ import annotations
 

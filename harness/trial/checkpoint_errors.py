@@ -1,4 +1,4 @@
-"""What torch's checkpoint says when a recomputation does not repeat forward, with block and operator."""
+"""Errors of torch's checkpoint where a recomputation is not forward, with block and operator."""
 
 from __future__ import annotations
 

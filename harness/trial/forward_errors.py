@@ -1,4 +1,4 @@
-"""What torch says of forward in words that name none of our options, with the option and the remedy."""
+"""Errors of torch in forward, told with our option and the remedy."""
 
 from __future__ import annotations
 

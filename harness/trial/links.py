@@ -1,4 +1,4 @@
-"""What a trial is compared with: from its variant to the plain model, link by link.
+"""The chain of comparisons of a trial: from its variant to the plain model, link by link.
 
     ac=full shard=megatron  --bit for bit-->  ac=none shard=megatron  --within rounding-->  ac=none shard=none
                                                               ac=none shard=none  --within rounding-->  dense
@@ -55,7 +55,7 @@ class Link:
 
     @property
     def compared(self) -> Compared:
-        """What stands in the record."""
+        """The comparison as it stands in the record."""
         accepted = self.tolerance
         return Compared(
             variant=self._choices(self.variant),

@@ -57,7 +57,7 @@ def raised_by_model(error: Exception) -> str | None:
 
 
 def _is_of_model(frame: FrameType) -> bool:
-    """Whether this is a method of a module that is neither torch's nor ours, or a function of the user's."""
+    """Say if this is a method of a module that is neither torch's nor ours, or a function of the user's."""
     path = Path(frame.f_code.co_filename)
     if _is_ours(path) or not path.is_absolute():  # else code that was made of a text
         return False
@@ -67,7 +67,7 @@ def _is_of_model(frame: FrameType) -> bool:
 
 
 def _calls_the_users(frame: FrameType) -> bool:
-    """Whether this is a method of a module of the model, or of what calls the user's loss."""
+    """Return whether this is a method of a module of the model, or of what calls the user's loss."""
     value = frame.f_locals.get("self")
     is_of_module = _is_module(value) and _is_of_model(frame)
     return is_of_module or (type(value).__module__, type(value).__name__) in _CALLING_A_LOSS

@@ -38,7 +38,7 @@ _ATTEMPTS = 5
 """Plans that are measured, where the bytes of what a compiler generates cannot be counted."""
 
 _OFFERS = "chunks"
-"""Name of a folder beside it, as long as the plan is made."""
+"""Name of a folder next to it, as long as the plan is made."""
 
 
 def with_plan(
@@ -126,7 +126,7 @@ def carrying_out(experiment: Experiment, file: Path) -> Experiment:
 
 
 def beside_recomputation(experiment: Experiment) -> Experiment:
-    """Return `experiment` with every block recomputed and no chunks: beside this, chunks are planned.
+    """Return `experiment` with every block recomputed and no chunks: with this, chunks are planned.
 
     A plan that follows keeps more of blocks, hardly less; what it cannot lower is what chunks are for.
     """
@@ -159,7 +159,7 @@ def _offered(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Asked:
-    """How the steps are made that a plan is made of.
+    """The way in which the steps of a plan are made.
 
     Fields:
         experiment: the trial.

@@ -56,7 +56,7 @@ def _enclosed(experiment: Experiment, model: nn.Module, inputs: tuple[Any, ...])
 def _gradient_copies(plain: PlainModel) -> int:
     """Return the most bytes of unsharded gradients that FSDP holds at once.
 
-    Those of the root unit are held from the first to the last; those of a unit stand beside what was copied
+    Those of the root unit are held from the first to the last; those of a unit stand next to what was copied
     of them, or of the unit before, to be reduced.
     """
     model_bytes, *unit_bytes = (

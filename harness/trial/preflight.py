@@ -1,4 +1,4 @@
-"""What can be refused before any rank starts: first what needs no model, then what a model shows."""
+"""Refusals before any rank starts: first those that need no model, then those that a model shows."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _UNREACHED = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prover:
-    """What compares two experiments on one rank.
+    """A comparison of two experiments on one rank.
 
     Fields:
         assembled: makes a fresh model of an experiment, with the weights of every other one of its seed.

@@ -53,7 +53,7 @@ _NEVER = 1 << 40
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Bench:
-    """What the phases of one rank share.
+    """The parts that the phases of one rank share.
 
     Fields:
         plan: the trial.

@@ -1,4 +1,4 @@
-"""What can be said of a tensor parallel plan without memory: whether it fits, and runs on shards."""
+"""Checks of a tensor parallel plan without memory: whether it fits, and runs on shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of a trial are asked to do, as the driver writes it down: without torch."""
+"""The instructions for the ranks of a trial, as the driver writes them down: without torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BASELINES = ("paired", "sequential", "none")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialPlan:
-    """What a rank is asked to do.
+    """The instructions for one rank.
 
     Fields:
         experiment: the trial.

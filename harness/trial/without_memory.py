@@ -184,7 +184,7 @@ def show(experiment: Experiment, what: str) -> str:
 
 
 def is_elsewhere(experiment: Experiment) -> bool:
-    """Whether ranks compute on another device than plans here are made for."""
+    """Return whether ranks compute on another device than plans here are made for."""
     return device_type(experiment.mesh) != PLANNED_FOR
 
 

@@ -1,4 +1,4 @@
-"""What the AC variants share: the choice of blocks, and the report of their regions."""
+"""Parts that the AC variants share: the choice of blocks, and the report of their regions."""
 
 from __future__ import annotations
 

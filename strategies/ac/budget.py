@@ -101,7 +101,7 @@ class Budget(ActivationCheckpointing):
 
     @property
     def needs_compiler(self) -> bool:
-        """Whether partitions of graphs carry the plan out."""
+        """True if partitions of graphs carry the plan out."""
         return self.executor == "compiled"
 
     @property
@@ -141,7 +141,7 @@ class Budget(ActivationCheckpointing):
     def partitions(self, model: nn.Module, compiler: str) -> Mapping[str, Partition]:
         """Return the partition functions that carry out the plan, by FQN of blocks; none where it is plain.
 
-        What stands beside the blocks is not compiled: call `enclose_beside` when the blocks are.
+        What stands next to the blocks is not compiled: call `enclose_beside` when the blocks are.
 
         Args:
             model: a model that `apply` returned.
@@ -153,7 +153,7 @@ class Budget(ActivationCheckpointing):
         return compiled_planning.partitions(self._required(), self.blocks_of(model), compiler)
 
     def enclose_beside(self, model: nn.Module) -> None:
-        """Put regions around what stands beside the blocks, once these are compiled with `partitions`.
+        """Put regions around what stands next to the blocks, once these are compiled with `partitions`.
 
         Args:
             model: the model.
@@ -385,7 +385,7 @@ class Budget(ActivationCheckpointing):
 
 
 def _spared(spare_bytes: int) -> str:
-    """Return what kernels need beside a plan, for the end of a sentence."""
+    """Return what kernels need besides a plan, for the end of a sentence."""
     return f"; kernels of a plan were measured to need {spare_bytes} bytes more" if spare_bytes else ""
 
 

@@ -55,7 +55,7 @@ class CompilerBudget(Strategy):
 
     @property
     def partitioner(self) -> Mapping[str, Any]:
-        """What to set of `torch._functorch.config` while the model is compiled, and only then."""
+        """Settings of `torch._functorch.config` while the model is compiled, and only then."""
         return MappingProxyType(
             {
                 "activation_memory_budget": float(self.budget),

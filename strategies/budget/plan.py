@@ -69,7 +69,7 @@ class Value(NamedTuple):
 
     @property
     def is_input(self) -> bool:
-        """Whether it is that of an input."""
+        """True if it is that of an input."""
         return self.operator == _INPUT
 
     def __str__(self) -> str:
@@ -95,7 +95,7 @@ class BlockPlan:
         plain: whether the block runs untouched; then the other fields are empty.
         group: FQN of the first block of its group, all of which hold nothing but the input of that one until
             their forward runs again as one in backward, from when on they `keep`; empty of a block in none.
-        modules: plain FQNs of the modules beside the blocks whose forwards, one after another, are this one,
+        modules: plain FQNs of the modules next to the blocks whose forwards, one after another, are this one,
             such as the last norm and the head; empty of a block.
         caller: FQN of the module that calls the block, of whose operators before it some belong to this
             forward, such as those of the embedding; `None` where none do.
@@ -203,7 +203,7 @@ class Plan:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the budget needs nothing: every block runs untouched, and nothing in chunks."""
+        """True if the budget needs nothing: every block runs untouched, and nothing in chunks."""
         return self.chunk is None and all(block.plain for block in self.blocks)
 
     def percent(self, flops: int) -> float:

@@ -87,7 +87,7 @@ class Chunking(Strategy):
         raise NotImplementedError
 
     def has_loss(self, model: nn.Module) -> bool:
-        """Whether the plan on `model` goes on to the loss."""
+        """Return whether the plan on `model` goes on to the loss."""
         forward = chunked_forward.chunked_forwards(model).get("")
         return forward is not None and forward.loss is not None
 
@@ -137,7 +137,7 @@ class FromPlan(Chunking):
 
     @property
     def follows(self) -> bool:
-        """Whether the budget is that of activation checkpointing."""
+        """True if the budget is that of activation checkpointing."""
         return True
 
     def plan(self, model: nn.Module, sample: tuple[Any, ...], step: PlannedStep) -> ChunkPlan:
@@ -246,6 +246,6 @@ class _ForStep(Strategy):
 
 
 def is_trained(model: nn.Module) -> bool:
-    """Whether a step of `model` has a backward."""
+    """Return whether a step of `model` has a backward."""
     is_learning = any(parameter.requires_grad for parameter in model.parameters())
     return blocks.unwrapped(model).training and torch.is_grad_enabled() and is_learning

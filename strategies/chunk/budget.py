@@ -34,7 +34,7 @@ class Budget(Chunking):
     Fields:
         budget_mib: MiB of activations, above 0.
         fraction: share of the peak with the same activation checkpointing and no chunks, above 0 and at most
-            1. Exactly one of the two is given; neither beside `ac=budget`, whose budget counts for both.
+            1. Exactly one of the two is given; neither with `ac=budget`, whose budget counts for both.
 
     Source: Zhao et al. 2024, AutoChunk, arXiv:2401.10652, for the idea of chunks under a budget.
     """
@@ -56,7 +56,7 @@ class Budget(Chunking):
 
     @property
     def follows(self) -> bool:
-        """Whether the budget is that of activation checkpointing."""
+        """True if the budget is that of activation checkpointing."""
         return self.budget_mib is None and self.fraction is None
 
     @property

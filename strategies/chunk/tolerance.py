@@ -1,4 +1,4 @@
-"""How far a program in chunks may be off; it imports no torch, because the command line reads it."""
+"""The difference that a program in chunks may have; no torch, because the command line reads it."""
 
 from __future__ import annotations
 

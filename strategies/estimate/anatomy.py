@@ -1,4 +1,4 @@
-"""How an object among the state of modules is taken apart, and how it gets back what it held.
+"""Taking apart an object among the state of modules, and giving it back what it held.
 
 One table for all who walk that state: what compares it and what rewinds it know the same kinds of objects.
 """
@@ -48,7 +48,7 @@ CONSTANTS = (
     *(EllipsisType, NotImplementedType, range, slice, Decimal, Fraction, date, time, timedelta, tzinfo, UUID),
     *(PurePath, re.Pattern, torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
-"""Types of values that nobody can change; objects of subclasses may have attributes beside."""
+"""Types of values that nobody can change; objects of subclasses may have attributes of their own."""
 
 DEEPEST = 32
 """Containers and objects one inside another that are taken apart."""
@@ -61,7 +61,7 @@ _MISSING = object()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HoldingKind:
-    """How values of some types hold what they hold beside their attributes.
+    """The way in which values of some types hold others, in addition to their attributes.
 
     All read and write by the methods of the type itself: a subclass may mean something else by them.
 

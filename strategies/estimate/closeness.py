@@ -1,4 +1,4 @@
-"""How far two results may be apart: what is no number, of another kind, or a whole number, never is close."""
+"""The difference that two results may have: NaN, another kind and whole numbers are never close."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def furthest(pairs: Mapping[str, tuple[Tensor, Tensor]], allowed: Tolerance) -> 
 
 
 def have_one_kind(leaves: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Whether as many leaves are of one kind; constants are equal."""
+    """Return whether as many leaves are of one kind; constants are equal."""
     return len(leaves) == len(others) and all(
         (one.shape, one.dtype) == (other.shape, other.dtype)
         if isinstance(one, Tensor) and isinstance(other, Tensor)

@@ -317,7 +317,7 @@ FORMULAS: Mapping[str, Formula] = MappingProxyType(
         "_scaled_dot_product_fused_attention_overrideable": _attention,
         "_scaled_dot_product_fused_attention_overrideable_backward": _attention_backward,
         "_scaled_dot_product_attention_math_for_mps": _attention,
-        # convolutions beside `convolution`
+        # convolutions other than `convolution`
         "mkldnn_convolution": _convolution,
         "cudnn_convolution_relu": _convolution,
         "cudnn_convolution_add_relu": _convolution,

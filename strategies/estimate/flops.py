@@ -34,7 +34,7 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: A
 
 
 def is_uncounted(func: Any, args: Sequence[Any] = ()) -> bool:
-    """Whether an operator computes more than its bytes tell, and there is no formula for it.
+    """Return whether an operator computes more than its bytes tell, and there is no formula for it.
 
     Args:
         func: the operator.
@@ -47,7 +47,7 @@ def is_uncounted(func: Any, args: Sequence[Any] = ()) -> bool:
 
 
 def has_own_formula(func: Any) -> bool:
-    """Whether FLOPs of an operator follow from a formula that torch has not."""
+    """Return whether FLOPs of an operator follow from a formula that torch has not."""
     return _name_of(func) in FORMULAS
 
 
@@ -73,7 +73,7 @@ def repeated_scores(func: Any, args: tuple[Any, ...], flops: int) -> int:
 
 
 def is_causal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call is of attention with a causal mask of its own, which leaves half of the square out."""
+    """Say if a call is of attention with a causal mask of its own, which leaves half of the square out."""
     names = [argument.name for argument in func._schema.arguments]  # noqa: SLF001 (torch has no public schema)
     given = dict(zip(names, args, strict=False)) | kwargs
     return given.get("is_causal") is True

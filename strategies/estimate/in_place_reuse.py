@@ -83,7 +83,7 @@ def _in_place(target: Any) -> Any:
 
 
 def _has_layout_of(source: fx.Node, node: fx.Node) -> bool:
-    """Return whether the memory of `source` can hold `node`: same layout, nothing beside it."""
+    """Return whether the memory of `source` can hold `node`: same layout, nothing else on it."""
     old, new = source.meta["val"], node.meta["val"]
     if not (isinstance(old, Tensor) and isinstance(new, Tensor)):
         return False
@@ -98,7 +98,7 @@ def _is_last(
     key: Hashable,
     storages: Mapping[fx.Node, tuple[Hashable, ...]],
 ) -> bool:
-    """Whether only `node` and the nodes in `over`, which share one storage, use the values in `over`."""
+    """Say if only `node` and the nodes in `over`, which share one storage, use the values in `over`."""
     for each in over:
         if each.op != "call_function" or each.meta["written"]:
             return False

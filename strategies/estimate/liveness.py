@@ -34,7 +34,7 @@ NUMBER_BYTES = {bool: 1, int: 8, float: 8, complex: 16}
 
 
 class StorageStep(NamedTuple):
-    """What one step does to storages.
+    """The effect of one step on storages.
 
     Fields:
         makes: bytes of each storage that the step allocates.

@@ -29,7 +29,7 @@ class Machine:
         link_bytes_per_s: bytes a second that a rank sends and receives at once, > 0.
         latency_s: seconds that a collective takes however small, >= 0.
         host_bytes_per_s: bytes a second between the device and host memory, each direction, > 0.
-        overlaps_copies: whether copies to the host run beside operators.
+        overlaps_copies: whether copies to the host run while operators do.
 
     Raises:
         StrategyError: a number that is out of range.
@@ -79,7 +79,7 @@ class Machine:
 
         Args:
             moved_bytes: bytes of the values, each way.
-            window_s: seconds of operators beside which the copies to the host run, where they can.
+            window_s: seconds of operators during which the copies to the host run, where they can.
         """
         each_way_s = moved_bytes / self.host_bytes_per_s
         return max(0.0, each_way_s - (window_s if self.overlaps_copies else 0.0)) + each_way_s

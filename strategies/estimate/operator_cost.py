@@ -1,4 +1,4 @@
-"""What operators of a graph cost: FLOPs, bytes moved, and the seconds that a machine takes for them."""
+"""The cost of operators of a graph: FLOPs, bytes moved, and the seconds that a machine takes for them."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def cost_of(node: fx.Node) -> OperatorCost:
 
 @remembered
 def is_view(node: fx.Node) -> bool:
-    """Whether the result of a node lies on the memory of an input."""
+    """Return whether the result of a node lies on the memory of an input."""
     if node.target is operator.getitem:
         return True
     schema = getattr(node.target, "_schema", None)

@@ -1,4 +1,4 @@
-"""What models keep outside of themselves: attributes of their classes, and globals that their methods name.
+"""State of models outside of themselves: attributes of their classes, and globals that their methods name.
 
 Two models in one process share it. A counter there, or a generator, would go on from one to the other, and
 neither would repeat itself.
@@ -54,7 +54,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What was at a place: the object, and its content where it has one that can be put back."""
+    """The object at a place, and its content where that can be put back."""
 
     place: Place
     value: Any

@@ -51,7 +51,7 @@ def original_of(function: Any) -> Any:
 
 
 class Wrappings:
-    """What a measurement has put in place of other things, and can take away for the length of a call."""
+    """Functions that a measurement has replaced, and can put back for the length of a call."""
 
     def __init__(self) -> None:
         self._scopes: list[Callable[[], AbstractContextManager[Any]]] = []

@@ -76,7 +76,7 @@ def tensors_held_by(value: Any) -> Iterator[Tensor]:
 
 
 def holds_numbers(value: Any) -> bool:
-    """Whether a tensor or an array can be reached from a value."""
+    """Return whether a tensor or an array can be reached from a value."""
     return any(True for _ in _numbers(value, seen={}))
 
 

@@ -20,7 +20,7 @@ UNITS = FSDPModule | FullyShardedDataParallel
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Edge:
-    """Where a call of a module that holds labels begins or ends on a tape.
+    """The place on a tape where a call of a module that holds labels begins or ends.
 
     Fields:
         fqn: FQN of the module.

@@ -1,4 +1,4 @@
-"""What a region keeps of the tensors that its calls read from outside, and how it reads them again."""
+"""Tensors from outside that the calls of a region read, and how the region reads them again."""
 
 from __future__ import annotations
 

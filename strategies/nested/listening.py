@@ -1,4 +1,4 @@
-"""Who is told of what a forward does: of torch's functions, and of the calls of some modules."""
+"""Listeners to a forward: to torch's functions, and to the calls of some modules."""
 
 from __future__ import annotations
 

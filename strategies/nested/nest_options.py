@@ -1,4 +1,4 @@
-"""What is to be done to one model: its labels, and the options of its regions."""
+"""The labels of one model, and the options of its regions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Regions: TypeAlias = tuple[Path, ...]
 
 
 class Rewinds(weakref.WeakKeyDictionary[nn.Module, Rewind]):
-    """What was learned of the state of modules; a copy has learned nothing."""
+    """Facts that were learned of the state of modules; a copy has learned nothing."""
 
     def call(self, module: nn.Module) -> RewoundCall:
         """Return one call of `module`, which notes the state that it finds."""
@@ -44,7 +44,7 @@ class Rewinds(weakref.WeakKeyDictionary[nn.Module, Rewind]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Nest:
-    """What is to be done to one model.
+    """The labels and options of one model.
 
     Fields:
         labels: labels of its submodules.

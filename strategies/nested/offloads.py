@@ -1,4 +1,4 @@
-"""What regions move to host memory in one forward."""
+"""Tensors that regions move to host memory in one forward."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Storages:
 
 
 class Offloads:
-    """What of each region waits on the host: the inputs of recomputed ones, saved tensors of the others.
+    """Tensors of each region that wait on the host: inputs of recomputed ones, saved tensors of the others.
 
     Args:
         kinds: what waits, by region.
@@ -55,7 +55,7 @@ class Offloads:
 
     @property
     def is_open(self) -> bool:
-        """Whether a region that is not recomputed has begun."""
+        """True if a region that is not recomputed has begun."""
         return bool(self._open)
 
     def enter(self, path: Path) -> None:

@@ -44,7 +44,7 @@ class _Open:
 
 
 class OpenRegions:
-    """What one forward has open.
+    """The regions that one forward has open.
 
     Args:
         nest: what is to be done.

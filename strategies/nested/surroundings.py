@@ -1,4 +1,4 @@
-"""What a call finds around it beside its arguments: modes of torch, and torch's generators."""
+"""The surroundings of a call in addition to its arguments: modes of torch, and torch's generators."""
 
 from __future__ import annotations
 

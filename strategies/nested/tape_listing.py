@@ -1,4 +1,4 @@
-"""What a forward would do with its regions: found without memory, as text that a person reads."""
+"""A listing of a forward with its regions: found without memory, as text that a person reads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _SUBSCRIPTS = {"__getitem__": ("index",), "__setitem__": ("index", "value")}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listing:
-    """What one forward did.
+    """The listing of one forward.
 
     Fields:
         calls: FQN and path of every call of a module that is not looked into, in order; `None` joins.

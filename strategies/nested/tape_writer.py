@@ -395,7 +395,7 @@ def _refusing_transforms() -> Iterator[None]:
 
 
 def _is_own(weight: Tensor) -> bool:
-    """Whether a sharded model's forward finds this as its parameter; FSDP1 lends views of what it gathers."""
+    """Say if a sharded model's forward finds this as its parameter; FSDP1 lends views of what it gathers."""
     return isinstance(weight, nn.Parameter) or isinstance(weight._base, FlatParameter)  # noqa: SLF001 (no public name)
 
 

@@ -1,4 +1,4 @@
-"""Which modules of a model are its blocks: found from the tree of modules, without running anything.
+"""The search for the blocks of a model: from the tree of modules, without running anything.
 
 A block is a child of an outermost container, and has children and parameters itself. A container of stages,
 which are not alike, is entered: its stages hold the blocks. Modules of the same class elsewhere, such as the
@@ -71,7 +71,7 @@ def search_blocks(model: nn.Module) -> FoundBlocks | None:
 
 
 def same_class_elsewhere(model: nn.Module, chosen: Mapping[str, nn.Module]) -> dict[str, str]:
-    """Return the class of each module that is beside the chosen ones and of a class of theirs, by FQN."""
+    """Return the class of each module outside of the chosen ones and of a class of theirs, by FQN."""
     classes = {plain_class(module).__name__ for module in chosen.values()} - _CONTAINER_NAMES
     return {
         fqn: plain_class(module).__name__
@@ -100,7 +100,7 @@ def question(model: nn.Module, chosen: Mapping[str, nn.Module]) -> str | None:
 
 
 def is_under(fqn: str, outer: str) -> bool:
-    """Whether a module is `outer` or lies in it."""
+    """Return whether a module is `outer` or lies in it."""
     return not outer or f"{fqn}.".startswith(f"{outer}.")
 
 
@@ -108,7 +108,7 @@ _CONTAINER_NAMES = {kind.__name__ for kind in CONTAINERS}
 
 
 def _may_be_block(module: nn.Module | None) -> bool:
-    """Whether a module has children, and parameters."""
+    """Return whether a module has children, and parameters."""
     return (
         module is not None and any(True for _ in module.children()) and any(True for _ in module.parameters())
     )
@@ -154,13 +154,13 @@ def _entered(modules: Mapping[str, nn.Module], boxes: list[str]) -> list[str]:
 
 
 def _are_alike(modules: Mapping[str, nn.Module], children: list[str]) -> bool:
-    """Whether more than half of some modules have parameters of the same names and shapes as another one."""
+    """Say if more than half of some modules have parameters of the same names and shapes as another one."""
     alike = Counter(_shapes(modules[child]) for child in children)
     return 2 * sum(count for count in alike.values() if count > 1) > len(children)
 
 
 def _repeats(modules: Mapping[str, nn.Module], children: list[str]) -> bool:
-    """Whether some modules are of one class, several of them."""
+    """Return whether some modules are of one class, several of them."""
     return len(children) > 1 and len({plain_class(modules[child]) for child in children}) == 1
 
 
@@ -197,7 +197,7 @@ def _everywhere(modules: Mapping[str, nn.Module], classes: set[str]) -> dict[str
 
 
 def _is_nested(fqns: list[str]) -> bool:
-    """Whether one of some FQNs, in the order of a model, lies in the one before it."""
+    """Return whether one of some FQNs, in the order of a model, lies in the one before it."""
     return any(is_under(inner, outer) for outer, inner in pairwise(fqns))
 
 

@@ -73,11 +73,11 @@ def names_of_children(model: nn.Module, layers_fqn: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelModules:
-    """What a plan may decide about in a model, by plain FQN, below its wrappers.
+    """The modules of a model that a plan may decide about, by plain FQN, below its wrappers.
 
     Fields:
         blocks: the blocks.
-        beside: what stands beside all of them and has parameters and no children: the last norm, the head.
+        beside: what stands next to all of them and has parameters and no children: the last norm, the head.
         caller: the module whose forward calls the blocks; `None` where no region can stand around it.
     """
 
@@ -108,7 +108,7 @@ class ModelModules:
         )
 
     def all(self) -> dict[str, nn.Module]:
-        """Return blocks and what stands beside them."""
+        """Return blocks and what stands next to them."""
         return {**self.beside, **self.blocks}
 
 

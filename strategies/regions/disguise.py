@@ -75,7 +75,7 @@ class _Mask(type):
 
 
 def _is_of_the_user(cls: type[Any], name: str) -> bool:
-    """Whether `name` belongs to the user's class; what others derive from a dynamic class keeps its own."""
+    """Say if `name` belongs to the user's class; what others derive from a dynamic class keeps its own."""
     return _WEARER in vars(cls) and name != _OURS and not name.startswith("__")
 
 

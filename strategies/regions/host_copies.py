@@ -26,7 +26,7 @@ FETCH_AHEAD = 2
 
 @dataclass(kw_only=True, slots=True)
 class Traffic:
-    """What one region moved in the latest step.
+    """The bytes that one region moved in the latest step.
 
     Fields:
         moved_bytes: bytes of storages that the region was the first to copy to the host.

@@ -58,7 +58,7 @@ class _Kept:
 
 @dataclass(slots=True)
 class KeptResults:
-    """What one call of a region keeps.
+    """The results that one call of a region keeps.
 
     Fields:
         of: results of each operator of the save list by invocation; `None` for one that runs again, as does

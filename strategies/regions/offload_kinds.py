@@ -1,4 +1,4 @@
-"""What of a region's saved tensors can move to host memory."""
+"""Kinds of a region's saved tensors that can move to host memory."""
 
 from __future__ import annotations
 

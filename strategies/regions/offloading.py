@@ -98,7 +98,7 @@ class Offloading:
 
 
 class _Pack:
-    """What autograd calls with every tensor that it saves in one call of a region.
+    """The hook that autograd calls with every tensor that it saves in one call of a region.
 
     A recomputation must choose as forward did, and it sees other objects in the same places. So a
     tensor is chosen by its storage and by nothing else: what the module owns, which a first forward

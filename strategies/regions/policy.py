@@ -64,6 +64,6 @@ class _Choice:
 
 
 def _is_traced() -> bool:
-    """Whether a compiler records the region; it keeps the states of random operators in the graph itself."""
+    """Say if a compiler records the region; it keeps the states of random operators in the graph itself."""
     proxies = torch._C._TorchDispatchModeKey.PROXY  # noqa: SLF001 (`checkpoint` asks so too)
     return torch._C._get_dispatch_mode(proxies) is not None  # noqa: SLF001 (as above)

@@ -35,7 +35,7 @@ _METHOD = "make it a method of the module's class, or of a module that holds thi
 
 
 class Region(Protocol):
-    """What runs in place of one module's forward, and the notes it takes."""
+    """The code that runs in place of one module's forward, and the notes it takes."""
 
     def __call__(
         self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], /

@@ -1,6 +1,6 @@
-"""State beside tensors that flow: put back for a recomputation, and restored after it.
+"""State besides tensors that flow: put back for a recomputation, and restored after it.
 
-A checkpointed region runs its forward a second time. What that forward reads beside its inputs may have
+A checkpointed region runs its forward a second time. What that forward reads besides its inputs may have
 changed since: a counter, running statistics, a cache, a router's bias, Python's and NumPy's generators. Torch
 puts back its own generators and autocast alone.
 
@@ -155,7 +155,7 @@ class _Watched:
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What a container, an array or a generator held."""
+    """The content of a container, an array or a generator."""
 
     value: Any
     kind: HoldingKind
@@ -361,7 +361,7 @@ class _Around(AbstractContextManager[None]):
 
 @contextmanager
 def python_state_kept(model: nn.Module, blocks: Iterable[nn.Module], *, remedy: str) -> Iterator[None]:
-    """Put back what a copy of `model` without memory may change: what both hold beside tensors.
+    """Put back what a copy of `model` without memory may change: what both hold besides tensors.
 
     That are objects among the attributes of modules, without arrays of more than `LARGEST_ARRAY_BYTES`;
     attributes of their classes, and globals that methods name.
@@ -392,7 +392,7 @@ def python_state_kept(model: nn.Module, blocks: Iterable[nn.Module], *, remedy: 
 
 
 def noted_state(module: nn.Module) -> Callable[[], None]:
-    """Return a function that puts everything back that a forward of `module` changes beside its results.
+    """Return a function that puts everything back that a forward of `module` changes besides its results.
 
     That are attributes and buffers of its modules, what objects among them hold, attributes of their classes,
     globals that their methods name, and the generators of Python, NumPy and torch, those of modules included.
@@ -585,12 +585,12 @@ def _is_used_up(held: Any, depth: int = 3) -> bool:
 
 
 def _is_of_units(cls: type[Any]) -> bool:
-    """Whether a class is FSDP's or DDP's own, whose state goes on."""
+    """Return whether a class is FSDP's or DDP's own, whose state goes on."""
     return cls.__module__.startswith("torch.distributed.")
 
 
 def _is_foreign(value: Any) -> bool:
-    """Whether an object holds bookkeeping of torch or of strategies, which goes on."""
+    """Return whether an object holds bookkeeping of torch or of strategies, which goes on."""
     return kind_of(value) is None and type(value).__module__.startswith(_FOREIGN)
 
 

@@ -1,4 +1,4 @@
-"""What the autograd graph holds for a saved tensor: the tensor, a view of a host copy, or a ticket.
+"""The object that the autograd graph holds for a saved tensor: it, a host copy's view, or a ticket.
 
 A ticket stands for a tensor that is made again, and is redeemed once. There are two, with nothing to share:
 

@@ -1,4 +1,4 @@
-"""What this torch does that others do not; asked of torch itself, never told by its version."""
+"""Facts of this torch that differ between releases; asked of torch itself, never told by its version."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 @cache
 def selective_takes_hooks() -> bool:
-    """Whether `checkpoint` asks if hooks of saved tensors also get what selective AC saves.
+    """Return whether `checkpoint` asks if hooks of saved tensors also get what selective AC saves.
 
     Where it is not told, it warns, and says that its answer will change. Releases that do not ask never give
     it to them.

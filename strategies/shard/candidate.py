@@ -141,14 +141,14 @@ def _on_tp(node: Node) -> dict[str, Label]:
 
 
 def _on_both(node: Node) -> dict[str, str]:
-    """Return the names of candidates on `tp`, by their name beside an axis of data-parallel ranks."""
+    """Return the names of candidates on `tp`, by their name on a mesh with an axis of data-parallel ranks."""
     leaf = node.leaf
     assert leaf is not None
     return {_name_on_both(leaf, choice): name for name, choice in _on_tp(node).items() if choice is not None}
 
 
 def _name_on_both(leaf: LeafModule, choice: Label) -> str:
-    """Return the name of a candidate on `tp`, beside an axis of data-parallel ranks."""
+    """Return the name of a candidate on `tp`, with an axis of data-parallel ranks."""
     operation = module_operations.module_operation(leaf.module, leaf.input.shape)
     return operation.naming(operation, ("b0", choice))
 

@@ -1,8 +1,8 @@
-"""What a model does before its first block: which of it belongs to the call of that block.
+"""Operators of a model before its first block: which of them belong to the call of that block.
 
 An embedding is no block, and what it makes would be held for the whole step, though it takes no FLOPs to make
 it again. So the operators that an input of the first block follows from are part of that block's forward:
-what they make is kept or made again, as in a block. Others beside them, such as those of a mask that all
+what they make is kept or made again, as in a block. Others, such as those of a mask that all
 blocks read, are passed.
 """
 
@@ -22,7 +22,7 @@ from strategies.step.step_graph import OUTSIDE, BlockCall, StepOperator
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Before:
-    """What the caller of the blocks does before the first of them.
+    """The operators of the caller of the blocks before the first of them.
 
     Fields:
         caller, sizes: its FQN, and the sizes of its inputs.

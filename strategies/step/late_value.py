@@ -39,7 +39,7 @@ class MayBeLate(Protocol):
 
 
 class JustSaved:
-    """What autograd has saved of a block's own values since the last operator.
+    """Own values of a block that autograd has saved since the last operator.
 
     Autograd saves the factors of a product before the product runs, so that the operator tells what they are.
     Capture and executor decide by it alike: what one foresees, the other does.
@@ -125,7 +125,7 @@ def _is_compiled() -> bool:
 
 
 class _Ticket:
-    """What late values of one saved value share: it is redeemed once."""
+    """The state that late values of one saved value share: it is redeemed once."""
 
     __slots__ = ("_redeem", "_value")
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Kind(Enum):
-    """What a storage holds."""
+    """The kind of what a storage holds."""
 
     STANDING = auto()  # there before the step: parameters, buffers, optimizer state, inputs
     CREATED = auto()  # made by an operator of the step

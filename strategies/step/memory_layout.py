@@ -1,4 +1,4 @@
-"""Where a tensor lies in its storage, so that it can be made again of the storage alone."""
+"""The layout of a tensor in its storage, so that it can be made again of the storage alone."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class MemoryLayout(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the tensor is its memory, without a placement and read as it is."""
+        """True if the tensor is its memory, without a placement and read as it is."""
         return self.place is None and not self.is_conj and not self.is_neg
 
     def on(self, memory: Tensor) -> Tensor:

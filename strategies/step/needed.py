@@ -1,4 +1,4 @@
-"""What must run again for some values: the one walk from readers back to what they follow from."""
+"""Operators that must run again for some values: the one walk from readers back to what they follow from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an executor of plans must know of an ATen operator, as its schema and its tags say."""
+"""Facts of an ATen operator that an executor of plans must know, as its schema and its tags say."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Place: TypeAlias = tuple[int, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OperatorFacts:
-    """What is known of one operator.
+    """The facts of one operator.
 
     Fields:
         name: name and overload, `aten.mm.default`.

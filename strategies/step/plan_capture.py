@@ -162,7 +162,7 @@ class _Listening:
 
 
 class _Beside:
-    """The region of a module that stands beside the blocks."""
+    """The region of a module that stands next to the blocks."""
 
     def __init__(self, fqn: str, watch: _Watch) -> None:
         self._fqn = fqn
@@ -216,7 +216,7 @@ class _Watch(StepRecorder):
         self._machine: Machine = machine_for(device)
         self._operators: list[StepOperator] = []
         self._inside = OUTSIDE
-        self._is_open = False  # the last call is of modules beside the blocks
+        self._is_open = False  # the last call is of modules next to the blocks
         self._before: Before | None = None
         self._before_mode: _AsTaped | None = None
         self._pack: Callable[[Tensor], Callable[[], Tensor]] | None = None
@@ -305,7 +305,7 @@ class _Watch(StepRecorder):
 
     @property
     def is_behind_a_block(self) -> bool:
-        """Whether a block has run, and no forward runs now that is watched."""
+        """True if a block has run, and no forward runs now that is watched."""
         return self._inside == OUTSIDE and bool(self.calls)
 
     @contextmanager
@@ -331,7 +331,7 @@ class _Watch(StepRecorder):
     def begin_beside(
         self, fqn: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Begin the forward of a module beside the blocks: a call, or the next part of the open one."""
+        """Begin the forward of a module next to the blocks: a call, or the next part of the open one."""
         if not self._is_open:
             call = BlockCall(
                 fqn=fqn,
@@ -509,7 +509,7 @@ class _Watch(StepRecorder):
     def _pin_parts(self, gathered: AbstractSet[int]) -> None:
         """Let no operator run again that has not in backward what it had in forward.
 
-        Parameters of modules beside the blocks may be sharded again then; and what runs between two parts of
+        Parameters of modules next to the blocks may be sharded again then; and what runs between two parts of
         a call may have written to what the first has made.
         """
         spoilt = {number for number, call in enumerate(self.calls) if call.modules and self._is_written(call)}
@@ -552,7 +552,7 @@ class _Watch(StepRecorder):
 
 @dataclass(slots=True, eq=False)
 class _Saving:
-    """What autograd has saved on a storage in a call.
+    """A value that autograd has saved on a storage in a call.
 
     Fields:
         storage, call: their numbers; `OUTSIDE` of a call that is none any more.

@@ -1,4 +1,4 @@
-"""Where in a training step execution is, as far as autograd alone tells."""
+"""The place of execution in a training step, as far as autograd alone tells."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Position:
 
     @property
     def is_recomputing(self) -> bool:
-        """Whether the executing operator is a forward operator of a backward pass.
+        """True if the executing operator is a forward operator of a backward pass.
 
         A backward pass runs without recording; recomputation records, or says what it is.
         """
@@ -40,7 +40,7 @@ class Position:
 
     @property
     def is_accumulating(self) -> bool:
-        """Whether autograd is adding to, or setting, the `.grad` of a leaf."""
+        """True if autograd is adding to, or setting, the `.grad` of a leaf."""
         node = running_node()
         return node is not None and sequence_number(node) >= FIRST_UNORDERED_NODE
 

@@ -77,7 +77,7 @@ class BlockCall:
             operator of the step has made, and of which no other call asks for anything.
         unasked: storages that the graph holds after forward, and that backward does not ask for.
         has_own_hooks: whether code within packs what autograd saves, as a checkpoint does.
-        modules: plain FQNs of the modules beside the blocks whose forwards, one after another, are this one;
+        modules: plain FQNs of the modules next to the blocks whose forwards, one after another, are this one;
             empty of a block.
         caller: FQN of the module that calls the block, of whose operators before it some belong to this call;
             `None` where none do.

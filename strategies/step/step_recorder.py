@@ -43,13 +43,13 @@ _WAITED = "_c10d_functional"
 
 
 class Collective(NamedTuple):
-    """What an operator communicates.
+    """The communication of one operator.
 
     Fields:
         name: its name in records, such as `all_gather`.
         payload_bytes: the larger of what one call takes and gives on this rank.
         ranks: the ranks that take part.
-        is_waited: computation waits for it, as tensor parallelism does; FSDP and DDP communicate beside it.
+        is_waited: computation waits for it, as tensor parallelism does; FSDP and DDP communicate meanwhile.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Collective(NamedTuple):
 
 
 class OperatorWork(NamedTuple):
-    """What one operator of a step computes and moves. Equal operators have equal work.
+    """The work of one operator of a step: what it computes and moves. Equal operators have equal work.
 
     Fields:
         phase: `forward`, `backward` or `optimizer`.

@@ -279,7 +279,7 @@ def _name(func: Any) -> str:
 
 
 def _is_answer(func: Any, name: str, result: Any) -> bool:
-    """Whether a result without tensors is the same whenever the graph runs."""
+    """Return whether a result without tensors is the same whenever the graph runs."""
     is_answered = name in QUESTIONS and isinstance(result, bool | int | float | list)
     return is_answered or (name in _QUERIES and func.__name__ != "__set__")
 
@@ -314,5 +314,5 @@ def _is_named_tuple(value: Any) -> bool:
 
 
 def _context() -> tuple[Any, ...]:
-    """Return what decides, beside its inputs, what an operator does and what autograd keeps of it."""
+    """Return what decides, besides its inputs, what an operator does and what autograd keeps of it."""
     return switches(), torch._C._autograd._top_saved_tensors_default_hooks(True)  # noqa: SLF001 (no public way)

@@ -82,7 +82,7 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guard:
-    """What the forward of a module depends on, beside its inputs.
+    """Everything that the forward of a module depends on in addition to its inputs.
 
     Fields:
         reads: what it has read, by FQN of a module and attribute.
@@ -246,7 +246,7 @@ def kind_of_result(result: Any) -> Hashable:
 
 
 def switches() -> Hashable:
-    """Return what decides, beside inputs and modules, what an operator does."""
+    """Return what decides, besides inputs and modules, what an operator does."""
     devices = ("cpu", "cuda")
     return (
         torch.is_grad_enabled(),
@@ -344,7 +344,7 @@ def is_of_fsdp(hook: Any) -> bool:
 
 
 def _is_alike(value: object, other: object) -> bool:
-    """Whether two reads are equal, submodules by their class: what is read of them is compared for itself."""
+    """Say if two reads are equal, submodules by their class: what is read of them is compared for itself."""
     if value == other:
         return True
     if isinstance(value, tuple) and isinstance(other, tuple):

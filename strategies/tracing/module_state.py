@@ -1,4 +1,4 @@
-"""State beside tensors' values: attributes of modules, and the random number generators.
+"""State besides tensors' values: attributes of modules, and the random number generators.
 
 A recording treats the attributes that a forward reads as constants. It does not repeat changes of
 attributes or generators. Comparing the state before and after finds both.
@@ -24,7 +24,7 @@ from strategies import generators
 from strategies.estimate.anatomy import attributes, is_closed, kind_of
 
 CONSTANTS = (bool, int, float, complex, str, type(None), type(...), torch.dtype, torch.device)
-"""Types that a graph holds as they are, beside tensors, and containers and slices of these."""
+"""Types that a graph holds as they are, besides tensors, and containers and slices of these."""
 
 LISTENER = "_acbench_listener"
 """The attribute of a shadow's module that says who is told of its calls."""
@@ -154,7 +154,7 @@ def hooks_of(module: nn.Module) -> Iterator[Any]:
 
 
 def is_capture(hook: Any) -> bool:
-    """Whether a hook is one of those with which `transformers` collects hidden states.
+    """Return whether a hook is one of those with which `transformers` collects hidden states.
 
     It leaves the call as it is, and collects on a shadow what it would on the model. It is there once
     somebody has asked for hidden states.

@@ -1,4 +1,4 @@
-"""How a graph writes an operator down: in which form, and what it writes to, draws, or depends on.
+"""Forms in which a graph writes an operator down: what it writes to, draws, or depends on.
 
 In-place operators on a tensor that only its writer knows have functional forms, and what needs only the shape
 of a tensor has a form that does not take the tensor.
@@ -33,7 +33,7 @@ _MASKS = frozenset({torch.bool, torch.uint8})
 
 
 def depends_on_data(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether numbers or the shape of what `func` returns depend on data."""
+    """Return whether numbers or the shape of what `func` returns depend on data."""
     if func is _aten.index.Tensor:  # by positions it does not, whatever its tag says
         return any(isinstance(each, Tensor) and each.dtype in _MASKS for each in args[1])
     return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
@@ -77,7 +77,7 @@ def without_shapes_of(
 
 
 def is_alone(tensor: Tensor, node: fx.Node) -> bool:
-    """Whether `tensor`, which `node` made, lies on memory of its own and has no view."""
+    """Return whether `tensor`, which `node` made, lies on memory of its own and has no view."""
     storage = tensor.untyped_storage()._cdata  # noqa: SLF001 (its identity)
 
     def shares(value: Any) -> bool:
@@ -105,14 +105,14 @@ def put_on_new_memory(tensor: Tensor, node: fx.Node) -> None:
 
 
 def has_passes(x: Tensor, *others: Tensor | None) -> bool:
-    """Whether a group norm is recorded in passes: of pictures or sequences, in full precision."""
+    """Return whether a group norm is recorded in passes: of pictures or sequences, in full precision."""
     dtypes = {x.dtype, *(each.dtype for each in others if each is not None)}
     is_full = dtypes in ({torch.float32}, {torch.float64})
     return is_full and x.dim() > 2 and x.is_contiguous()  # noqa: PLR2004 (behind batch and channels)
 
 
 def is_impure(node: fx.Node) -> bool:
-    """Whether a node is kept though nobody uses its result: it writes, draws numbers, or calls a module."""
+    """Say if a node is kept though nobody uses its result: it writes, draws numbers, or calls a module."""
     if node.op in {"placeholder", "output", "call_module"}:
         return True
     schema = getattr(node.target, "_schema", None)

@@ -450,7 +450,7 @@ class _OperatorRecorder(TorchDispatchMode):
         self._own_results(result, node, is_detached=self._is_cut_off(args, options))
 
     def _is_cut_off(self, args: Any, options: Any) -> bool:
-        """Whether forward itself has turned gradients off for what it calls."""
+        """Return whether forward itself has turned gradients off for what it calls."""
         if not self._has_gradients or torch.is_grad_enabled():
             return False
         return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves((args, options)))
@@ -499,7 +499,7 @@ class _OperatorRecorder(TorchDispatchMode):
         frame.own(result, node)
 
     def _fills(self, func: Any, args: tuple[Any, ...]) -> bool:
-        """Whether `func` draws what an empty tensor of its own layout holds, before anybody reads it."""
+        """Say if `func` draws what an empty tensor of its own layout holds, before anybody reads it."""
         if func is not _aten.bernoulli_.float:
             return False
         node = self._frames[-1].nodes.get(id(args[0]))
@@ -563,13 +563,13 @@ def _leaves_padding_out(
     src_key_padding_mask: Tensor | None = None,
     is_causal: bool | None = None,
 ) -> bool:
-    """Whether torch's encoder returns zeros for padding: without gradients and in evaluation."""
+    """Return whether torch's encoder returns zeros for padding: without gradients and in evaluation."""
     is_plain = mask is None and not is_causal and not encoder.training and not torch.is_grad_enabled()
     return is_plain and encoder.use_nested_tensor and src_key_padding_mask is not None and src.dim() > 0
 
 
 def _is_held(arguments: Any) -> bool:
-    """Whether a graph can write down a call with these arguments: tensors without attributes, and constants.
+    """Say if a graph can write down a call with these arguments: tensors without attributes, and constants.
 
     Of containers, it writes down tuples, lists and dictionaries.
     """

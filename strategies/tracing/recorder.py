@@ -1,4 +1,4 @@
-"""What both recorders of forwards keep: the graph so far, which node made which tensor, and what was read."""
+"""State of both recorders of forwards: the graph, which node made which tensor, what was read."""
 
 from __future__ import annotations
 

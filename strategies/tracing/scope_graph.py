@@ -65,21 +65,21 @@ class OpaquePart(StrategyError):  # noqa: N818 (it tells of a part, and mostly i
 
 
 def is_within(fqn: str, others: Iterable[str]) -> bool:
-    """Whether a module is one of `others`, or lies below one of them; all by FQN."""
+    """Return whether a module is one of `others`, or lies below one of them; all by FQN."""
     return any(fqn == other or fqn.startswith(f"{other}.") for other in others)
 
 
 def may_run_again(graph: fx.Graph) -> bool:
-    """Whether a second run of the forward finds what the first one found, and does nothing twice."""
+    """Return whether a second run of the forward finds what the first one found, and does nothing twice."""
     return not writes_to_given(graph) and not any(map(is_opaque, graph.nodes))
 
 
 def writes_to_given(graph: fx.Graph) -> bool:
-    """Whether an operator writes to an input, a parameter or a buffer."""
+    """Return whether an operator writes to an input, a parameter or a buffer."""
     given = (node for node in graph.nodes if node.op in {"placeholder", "get_attr"})
     return any(node.meta["written"] for node in given)
 
 
 def is_opaque(node: fx.Node) -> bool:
-    """Whether a node is the call of a module that runs as it is."""
+    """Return whether a node is the call of a module that runs as it is."""
     return "opaque" in node.meta

@@ -51,7 +51,7 @@ _HOOKS = frozenset(name for name in BOOKKEEPING if "hooks" in name)
 
 
 class Listener(Protocol):
-    """What is told of the calls of a shadow's modules, and of the attributes that are read of them."""
+    """A listener to the calls of a shadow's modules, and to the attributes that are read of them."""
 
     def called(self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Return `body(*args, **kwargs)`, the call of `module`."""

@@ -71,7 +71,7 @@ class KnownValues(TorchFunctionMode):
             del self._values[key]
 
     def is_unknown(self, value: Any) -> bool:
-        """Whether `value` is a tensor without data whose values do not follow from shapes."""
+        """Return whether `value` is a tensor without data whose values do not follow from shapes."""
         return isinstance(value, FakeTensor) and self._value(value) is None
 
     def _are_known(self, tensors: list[Tensor]) -> bool:

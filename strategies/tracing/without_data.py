@@ -1,4 +1,4 @@
-"""What cannot be followed without data is said in one message."""
+"""The one message about code that cannot be followed without data."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ second operator of the family. All else of the blocks runs again in backward."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockRules:
-    """What a written file does with the operators of a block that cost FLOPs.
+    """The rules of a written file for the operators of a block that cost FLOPs.
 
     Fields:
         keep: rules of those whose results stay for backward.

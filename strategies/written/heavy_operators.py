@@ -41,7 +41,7 @@ class HeavyOperator:
 
     @property
     def can_be_kept(self) -> bool:
-        """Whether keeping its results is possible, and spares something."""
+        """True if keeping its results is possible, and spares something."""
         return self.runs_again and not self.is_written
 
 

@@ -69,7 +69,7 @@ def settled_collectives() -> Iterator[None]:
 
 @dataclass(kw_only=True, slots=True)
 class _Loan:
-    """What one collective holds.
+    """The tensors that one collective holds.
 
     Fields:
         lent: its tensors; in the program only this list holds them.

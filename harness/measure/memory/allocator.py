@@ -1,4 +1,4 @@
-"""The allocator's own count of a training step: the second source beside live storages.
+"""The allocator's own count of a training step: the second source, after live storages.
 
 On CUDA the caching allocator's own statistics; on CPU the counting allocator, or torch.profiler's memory
 events where it is not installed. What stands above the live storages is memory that kernels allocate for
@@ -161,7 +161,7 @@ def _report(
     reserved_bytes: int | None = None,
     backend_bytes: int = 0,
 ) -> Allocator:
-    """Return an allocator's numbers beside those of the meter."""
+    """Return an allocator's numbers next to those of the meter."""
     requested_bytes = live.standing_bytes + step_peak_bytes
     return Allocator(
         source=source,

@@ -51,7 +51,7 @@ class CountingAllocator:
 
     @property
     def is_installed(self) -> bool:
-        """Whether torch allocates through it now."""
+        """True if torch allocates through it now."""
         return bool(self._library.acb_is_installed())
 
     def uninstall(self) -> None:
@@ -107,7 +107,7 @@ def _cache_folder() -> Path:
 
 
 def _compile(compiler: str, library: Path) -> None:
-    """Compile beside `library` and rename, so that ranks that start together never load half a file."""
+    """Compile next to `library` and rename, so that ranks that start together never load half a file."""
     root = Path(torch.__file__).parent
     abi = int(torch.compiled_with_cxx11_abi())
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:

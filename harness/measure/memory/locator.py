@@ -1,4 +1,4 @@
-"""Where in a training step execution is: the phase, the module, and whether it is recomputation.
+"""The place of execution in a training step: the phase, the module, and whether it is recomputation.
 
 Nothing here touches autograd: modules are followed by wrapping the `forward` functions of their classes, and
 a backward operator is led back to its module by the sequence number that autograd gives every node of the
@@ -78,7 +78,7 @@ class Locator(Position, AbstractContextManager["Locator"]):
 
     @property
     def is_recomputing(self) -> bool:
-        """Whether the executing operator is a forward operator of a backward pass.
+        """True if the executing operator is a forward operator of a backward pass.
 
         A backward pass runs without recording, and recomputation records, or says what it is. Only a
         reentrant region inside another one recomputes without either, inside the `forward` of a module.

@@ -38,7 +38,7 @@ _SAME_SIZE_INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.i
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accepted:
-    """How far the values of floating-point tensors may be apart.
+    """The difference that values of floating-point tensors may have.
 
     Fields:
         relative: largest accepted |actual - expected| / max|expected| of one tensor.
@@ -174,7 +174,7 @@ def summarise(compared: Sequence[StepParity]) -> Parity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Limits:
-    """What is accepted of one part: `relative` of a tensor's largest value, or of `least` if it is larger.
+    """The limit of one part: `relative` of a tensor's largest value, or of `least` if that is larger.
 
     Tensors named in `drifting` may be apart by `drift`, too.
     """

@@ -1,4 +1,4 @@
-"""What each module gives in a forward, and the first that gives something else than another model's."""
+"""The output of each module in a forward, and the first that differs from another model's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from harness.models.base import Batch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleOutput:
-    """What one call of a module gave.
+    """The output of one call of a module.
 
     Fields:
         fqn: name of the module in the model.

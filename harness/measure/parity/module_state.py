@@ -58,7 +58,7 @@ _SILENT = _STRANGE[1:]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldState:
-    """What the modules of a model hold outside of parameters and buffers.
+    """The state of a model's modules outside of parameters and buffers.
 
     Fields:
         values: tensors, numbers, texts, lengths and digests by path.
@@ -72,7 +72,7 @@ class HeldState:
 def module_state(model: nn.Module) -> HeldState:
     """Return what the modules of `model` hold, whatever it is kept in.
 
-    A container has its length beside its items. What is reached by two paths is read on the first.
+    A container has its length besides its items. What is reached by two paths is read on the first.
     """
     reader = _Reader(model)
     for fqn, module in model.named_modules():
@@ -257,7 +257,7 @@ def _is_bookkeeping(name: str) -> bool:
 
 
 def _is_of_units(value: Any) -> bool:
-    """Whether a tensor is one of FSDP's or DTensor's own, whose attributes say how it is sharded."""
+    """Return whether a tensor is one of FSDP's or DTensor's own, whose attributes say how it is sharded."""
     return type(value).__module__.startswith("torch.distributed.")
 
 
@@ -292,7 +292,7 @@ def _constant(value: Any) -> Any:
 
 
 def _has_memory(tensor: Tensor) -> bool:
-    """Whether a tensor can be read: FSDP1 leaves views of storages that it has freed in attributes."""
+    """Return whether a tensor can be read: FSDP1 leaves views of storages that it has freed in attributes."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
     if local.is_meta or local.layout is not torch.strided or local.numel() == 0:
         return not local.is_meta

@@ -319,7 +319,7 @@ def _held(value: Any, name: str) -> dict[str, Any] | None:
 
 
 def _is_closed(value: Any) -> bool:
-    """Whether something may be inside that nobody can compare."""
+    """Return whether something may be inside that nobody can compare."""
     return has_identity_only(value) and hasattr(value, "__iter__") and not callable(value)
 
 

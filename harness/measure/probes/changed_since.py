@@ -75,7 +75,7 @@ def changed_since(
 
 
 class _Ledger:
-    """What modules found, and how to read it again."""
+    """Values that modules found, and how to read them again."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -164,7 +164,7 @@ def _given(
 
 
 def _is_fixed(value: Any) -> bool:
-    """Whether a value is a tuple that holds tensors, which are inputs, and what nobody can change."""
+    """Return whether a value is a tuple that holds tensors, which are inputs, and what nobody can change."""
     return isinstance(value, tuple) and all(isinstance(each, (*CONSTANTS, Tensor)) for each in value)
 
 

@@ -41,12 +41,12 @@ class CheckpointCall:
 
     @property
     def is_reentrant(self) -> bool:
-        """Whether the older implementation takes it, which is torch's default still."""
+        """True if the older implementation takes it, which is torch's default still."""
         return self.keywords.get("use_reentrant") is not False
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """What the function is given."""
+        """The arguments of the function."""
         return (*self.inputs, *(each for name, each in self.keywords.items() if name not in _OPTIONS))
 
     def given(self, **options: Any) -> CheckpointCall:

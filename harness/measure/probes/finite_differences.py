@@ -42,7 +42,7 @@ class Slope:
 
     @property
     def agrees(self) -> bool:
-        """Whether the gradients are those of the loss, as far as the differences say."""
+        """True if the gradients are those of the loss, as far as the differences say."""
         return bool(self.unclear) or _are_close(self.by_gradients, self.by_loss, self.steepest)
 
 

@@ -1,4 +1,4 @@
-"""Whether what a model computes depends on what it reads: equal results of a dead model prove nothing."""
+"""True if what a model computes depends on what it reads: equal results of a dead model prove nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What training code does between forward and backward of a step: an evaluation, and drawing numbers."""
+"""Acts of training code between forward and backward of a step: an evaluation, and drawing numbers."""
 
 from __future__ import annotations
 

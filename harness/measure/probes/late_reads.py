@@ -1,4 +1,4 @@
-"""What a recomputation reads beside its inputs, found by changing it between forward and backward.
+"""Values beyond its inputs that a recomputation reads, found by changing them after forward.
 
 The plain model has read all of it when forward is over. A variant whose gradients become others has read it
 once more, late. That is no wrong gradient as long as nothing changes in between; where something does, the
@@ -41,7 +41,7 @@ class LateRead:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LateReads:
-    """What a search has found.
+    """The findings of a search.
 
     Fields:
         reads: what a recomputation reads; none where nothing is read, or where it was not looked for.
@@ -53,12 +53,12 @@ class LateReads:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What is read, in words."""
+        """The values that are read, in words."""
         return tuple(map(str, self.reads))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was not looked for."""
+        """The kinds of values that were not searched."""
         if not self.open:
             return ()
         names = ", ".join(map(str, self.open[:_SHOWN]))
@@ -82,7 +82,7 @@ class Group:
 
     @property
     def late_read(self) -> LateRead:
-        """What it is where a recomputation reads it."""
+        """The name of the value where a recomputation reads it."""
         return (
             LateRead(self.kind, self.name)
             if self.name

@@ -31,7 +31,7 @@ _GROWING = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Growth:
-    """What a model holds after each of several steps.
+    """The bytes that a model holds after each of several steps.
 
     Fields:
         live_bytes: bytes of live storages made since the first step began, after each.

@@ -1,4 +1,4 @@
-"""What a difference looks like: known defects of activation checkpointing, and what to do about each."""
+"""Known defects of activation checkpointing that a difference looks like, and what to do about each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BETWEEN = "between"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
-    """What is known of a difference.
+    """The facts that are known of a difference.
 
     Fields:
         part, name, expected, actual, step: those of the first difference.
@@ -56,7 +56,7 @@ class Evidence:
 
     @property
     def has_raised(self) -> bool:
-        """Whether a pass of one of the two models raised."""
+        """True if a pass of one of the two models raised."""
         return self.name in ("(forward)", "(backward)", "(update)")
 
     def has_run(self, *words: str) -> bool:
@@ -81,7 +81,7 @@ class Evidence:
 
     @property
     def recomputes(self) -> bool:
-        """Whether anything ran again; of compiled code nobody knows."""
+        """True if anything ran again; of compiled code nobody knows."""
         return bool(self.recomputed_ops) or self.is_compiled
 
     def changes(self, part: str, *words: str) -> bool:

@@ -66,7 +66,7 @@ class MicroBatched:
 
     @property
     def compiled(self) -> CompiledGraphs | None:
-        """What a compiler made of the model; `None` where nothing is compiled."""
+        """The graphs that a compiler made of the model; `None` where nothing is compiled."""
         return self.inner.compiled
 
     def interrupted(self, between: Callable[[Trainee], None]) -> MicroBatched:

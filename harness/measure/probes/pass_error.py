@@ -29,7 +29,7 @@ class PassError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Raised:
-    """What a rank has raised, in a form that other ranks can be told.
+    """The error of a rank, in a form that other ranks can be told.
 
     Fields:
         rank: the rank.

@@ -52,7 +52,7 @@ MOST_STEPS = 6
 
 
 class ModelSource(Protocol):
-    """Where probes get the two models of a comparison."""
+    """A source of the two models of a comparison."""
 
     @property
     def batches(self) -> tuple[Batch, ...]:
@@ -76,15 +76,15 @@ class ModelSource(Protocol):
 
     @property
     def accepted(self) -> Accepted | None:
-        """How far numbers may be apart; `None` asks for equal bits."""
+        """The difference that numbers may have; `None` asks for equal bits."""
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is one rank, so that parameters are whole."""
+        """True if there is one rank, so that parameters are whole."""
 
     @property
     def takes_any_size(self) -> bool:
-        """Whether the models may be given smaller micro-batches, and be evaluated."""
+        """True if the models may be given smaller micro-batches, and be evaluated."""
 
     def trainee(self, *, is_variant: bool) -> MicroBatched:
         """Return a fresh model, whose weights are those of every other one."""
@@ -104,7 +104,7 @@ class ModelSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What one probe found.
+    """The finding of one probe.
 
     Fields:
         finding: what is not as it should be; `None` for nothing.
@@ -197,14 +197,14 @@ class Probing:
         return changes or ()
 
     def late_reads(self, only: Collection[str] | None = None, *, most_steps: int = MOST_STEPS) -> LateReads:
-        """Return what a recomputation reads beside its inputs, and would read otherwise had it changed.
+        """Return what a recomputation reads besides its inputs, and would read otherwise had it changed.
 
         Everything reachable is changed between forward and backward. Where the variant's gradients become
         others and the plain model's do not, a bisection finds out which change it was.
 
         Args:
             only: names of the state that is changed; `None` for all.
-            most_steps: steps of the search, beside up to four that tell whether there is anything to find.
+            most_steps: steps of the search, besides up to four that tell whether there is anything to find.
         """
         if not self.source.is_alone or self.source.device.type == "cuda":
             return LateReads()  # an index out of range there ends the process
@@ -298,7 +298,7 @@ class Probing:
         own.search(groups)
         left = [group for group in groups if group not in (*own.found, *own.loud, *own.open)]
         bisection = Bisection(effect=effect, steps_left=most_steps)
-        for kind in KINDS:  # sizes change shapes, and an error of theirs says nothing of what is beside
+        for kind in KINDS:  # sizes change shapes, and an error of theirs says nothing of the others
             bisection.search([group for group in left if group.kind == kind])
         return LateReads(
             reads=tuple(group.late_read for group in bisection.found),

@@ -1,4 +1,4 @@
-"""What it means that one of the two models raises."""
+"""The meaning of an error that one of the two models raises."""
 
 from __future__ import annotations
 

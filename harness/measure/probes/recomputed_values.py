@@ -60,7 +60,7 @@ class Divergence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Margin:
-    """How close a choice of the largest is to another choice.
+    """The distance of a largest value to the second largest.
 
     Fields:
         module: FQN of the module that chooses, such as a router.
@@ -75,7 +75,7 @@ class Margin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecomputedValues:
-    """What the recomputations of one step showed.
+    """The findings about the recomputations of one step.
 
     Fields:
         operators: those that ran again, by name, in order of first appearance.

@@ -1,4 +1,4 @@
-"""What hooks of saved tensors give back in backward, against what autograd gave them in forward."""
+"""Tensors that hooks of saved tensors give back in backward, against those of forward."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PUSH = "_push_saved_tensors_default_hooks"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedValues:
-    """What one step of a model saves.
+    """The tensors that one step of a model saves.
 
     Fields:
         unpacked: the first tensor that came back with other values, or else with other strides; empty where

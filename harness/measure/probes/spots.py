@@ -1,4 +1,4 @@
-"""Everything beside its inputs that a recomputation could read, and how to change it until backward is over.
+"""Everything besides its inputs that a recomputation could read, and how to change it until backward is over.
 
 Numbers, flags, words, modes, buffers and other tensors of modules, with what containers, plain objects and
 functions among them and people's hooks hold; attributes of classes, and globals that methods name; context
@@ -152,7 +152,7 @@ class _Walk:
 
 
 class _Holder(dict[str, Any]):
-    """What an object or a function holds by name, which is written where it is."""
+    """The named values that an object or a function holds; they are written where they are."""
 
     def __init__(self, write: Callable[[str, Any], object], held: Mapping[str, Any]) -> None:
         super().__init__(held)
@@ -235,7 +235,7 @@ def _other_tensor(value: Tensor) -> Tensor | None:
 def _other_word(value: str, holder: Any) -> str:
     """Return what a word may choose otherwise, such as another adapter; else a word without a meaning.
 
-    A word chooses where it is a key of a mapping, or the name of a module, beside it.
+    A word chooses where it is a key of a mapping, or the name of a module, next to it.
     """
     own = holder if isinstance(holder, dict) else {}
     children = own.get("_modules") or {}

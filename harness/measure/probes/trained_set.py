@@ -1,4 +1,4 @@
-"""Which parameters get a gradient."""
+"""The set of parameters that get a gradient."""
 
 from __future__ import annotations
 

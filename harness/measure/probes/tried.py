@@ -1,4 +1,4 @@
-"""What all ranks try at once: how it went on each of them is known to all before they go on.
+"""A pass that all ranks try at once; the outcome of each rank is known to all before they go on.
 
 A rank that raises outside of collectives leaves the others none to wait in, and all go on by the same answer.
 One that raises where the others wait for it in a collective gets no answer. Its error then ends it as in any
@@ -34,7 +34,7 @@ class NoRoomError(torch.OutOfMemoryError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tried(Generic[T]):
-    """How it went.
+    """The outcome of a pass.
 
     Fields:
         value: what was returned on this rank; `None` where it raised here.
@@ -48,7 +48,7 @@ class Tried(Generic[T]):
 
     @property
     def has_raised(self) -> bool:
-        """Whether it raised on any rank."""
+        """True if it raised on any rank."""
         return bool(self.raised)
 
 

@@ -26,7 +26,7 @@ class PeakRate:
 
     Fields:
         flops_per_s: FLOP/s of dense matrix multiplication.
-        source: where the number comes from; recorded beside every MFU.
+        source: where the number comes from; recorded next to every MFU.
     """
 
     flops_per_s: float

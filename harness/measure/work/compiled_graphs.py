@@ -1,4 +1,4 @@
-"""What a compiler made of a model: its graphs, how often each ran, and what they compute a second time.
+"""The graphs that a compiler made of a model: how often each ran, and what they compute a second time.
 
 A compiled function runs its backward as one autograd node, which records nothing. So no meter can tell the
 operators of forward that the compiler has put there. Its graph can: a node that tracing met in backward says
@@ -39,7 +39,7 @@ class RecomputedWork:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompiledWork:
-    """What compiled functions did in one step that no meter can tell.
+    """The work of compiled functions in one step that no meter can tell.
 
     Fields:
         recomputed: what they computed once more.
@@ -84,7 +84,7 @@ class CompiledGraphs:
 
     @property
     def runs(self) -> tuple[int, ...]:
-        """How often each graph has run, in the order in which they were compiled."""
+        """The number of runs of each graph, in the order in which they were compiled."""
         return tuple(self._runs)
 
     def add(self, graph: GraphModule, *, is_backward: bool) -> Callable[[], None]:

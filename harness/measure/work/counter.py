@@ -1,4 +1,4 @@
-"""What a training step computes and communicates: FLOPs, recomputed operators, collectives."""
+"""The work of a recorded training step: FLOPs, recomputed operators, collectives."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What several model families are made of."""
+"""Modules that several model families share."""

@@ -1,4 +1,4 @@
-"""What a user's factory gives its model to read: one example, a batch function, or a dataset."""
+"""Inputs that a user's factory gives its model: one example, a batch function, or a dataset."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class GivenInputs:
-    """What the model reads and what is asked of its outputs.
+    """The inputs of the model, and what is asked of its outputs.
 
     Fields:
         loss_fn: function of the outputs, and of the targets where batches are drawn; returns a scalar.
@@ -86,7 +86,7 @@ class GivenInputs:
 
 
 def given_inputs(model: nn.Module, given: Any, loss_fn: Callable[..., Any]) -> GivenInputs:
-    """Return what a factory gives beside its module.
+    """Return what a factory gives besides its module.
 
     Args:
         model: the module.

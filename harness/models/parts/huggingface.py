@@ -49,7 +49,7 @@ _SIZES = {
     "vocab_size": "vocab_size",
 }
 _DECODER_SIZES = {"n_layers": "decoder_layers", "n_heads": "decoder_attention_heads"}
-"""Fields of a decoder beside an encoder, which get the same sizes."""
+"""Fields of a decoder with an encoder, which get the same sizes."""
 _EXPERTS = "experts_implementation"
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _MOST_OF_A_VALUE = 40  # characters
@@ -198,7 +198,7 @@ def replaced(config: PretrainedConfig, overrides: Mapping[str, Any]) -> tuple[st
 
 
 def drops_out(config: PretrainedConfig) -> bool:
-    """Whether a dropout of `config` is positive."""
+    """Return whether a dropout of `config` is positive."""
     return any(getattr(config, name) > 0 for name in _dropouts(config))
 
 
@@ -259,7 +259,7 @@ def _config_class(name: str) -> type[Any]:
 
 
 def _own(cls: type[Any], overrides: Mapping[str, Any]) -> PretrainedConfig:
-    """Return the configuration that the class makes of `overrides` alone, or its defaults beside them."""
+    """Return the configuration that the class makes of `overrides` alone, with its defaults for the rest."""
     try:
         made: PretrainedConfig = cls(**overrides)
     except (StrictDataclassError, TypeError, ValueError):  # they suit other sizes only

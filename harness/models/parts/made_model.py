@@ -43,7 +43,7 @@ def main_dtype(model: nn.Module) -> torch.dtype:
 
 
 def is_reduced(model: nn.Module) -> bool:
-    """Whether a parameter has less precision than float32."""
+    """Return whether a parameter has less precision than float32."""
     return any(parameter.dtype in _REDUCED for parameter in model.parameters())
 
 
@@ -108,7 +108,7 @@ def cast(model: nn.Module, dtype: torch.dtype, *, asked: str, with_buffers: bool
 
 
 def _has_gradient_hooks(parameter: Tensor) -> bool:
-    """Whether the user does something to a gradient before the optimizer sees it, such as making it dense."""
+    """Say if the user does something to a gradient before the optimizer sees it, such as making it dense."""
     hooks = getattr(parameter, "_post_accumulate_grad_hooks", None), parameter._backward_hooks  # noqa: SLF001
     return any(hooks)
 

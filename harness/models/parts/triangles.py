@@ -1,4 +1,4 @@
-"""What updates the pair representation along triangles of residues.
+"""Updates of the pair representation along triangles of residues.
 
 Shapes: B batch, I and J residues of a pair, Z pair width, T hidden width, H heads.
 

@@ -19,7 +19,7 @@ from harness.models.parts.attention import SelfAttention
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UNetBlockPlan:
-    """What one residual block does.
+    """The work of one residual block.
 
     Fields:
         channels: channels of the input.

@@ -1,1 +1,1 @@
-"""What specifications of several families share: fields, their checks, FLOPs. Nothing here needs torch."""
+"""Parts that specifications of several families share: fields, their checks, FLOPs; no torch."""

@@ -28,7 +28,7 @@ class TransformerSpec(ModelSpec):
         feed_forward_linears: names of the linears in `layers.*.feed_forward` that tensor parallelism splits.
     """
 
-    __slots__ = ()  # a class of images and one of language have this base beside another: one has the slots
+    __slots__ = ()  # a class of images and one of language have this base with another: one has the slots
     feed_forward_linears: ClassVar[tuple[str, ...]] = ("up", "down")
     repeats_one_block: ClassVar[bool] = True
     scales_with_batch: ClassVar[bool] = True

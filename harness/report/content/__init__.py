@@ -1,1 +1,1 @@
-"""What a report consists of: tables, figures, notes, answers."""
+"""The parts of a report: tables, figures, notes, answers."""

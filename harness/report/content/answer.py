@@ -1,4 +1,4 @@
-"""What a reader should take away, in sentences that follow from records: five of a workload at most."""
+"""The conclusion of a report, in sentences that follow from records: five of a workload at most."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What changed between two sweeps: before and after, two machines, two versions of torch; changes first."""
+"""Changes between two sweeps: before and after, two machines, two versions of torch; changes first."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _ratio_of(record: Record) -> Ratio | None:
 
 
 def _are_apart(one: Ratio | None, other: Ratio | None) -> bool:
-    """Whether two ratios differ beyond their intervals, or one of them is missing."""
+    """Return whether two ratios differ beyond their intervals, or one of them is missing."""
     if one is None or other is None:
         return one is not other
     return one.high < other.low or other.high < one.low

@@ -90,7 +90,7 @@ def ratio_with_interval(entry: Entry) -> Line:
 
 
 def is_like_baseline(entry: Entry) -> bool:
-    """Whether a step time was measured that cannot be told from the baseline's."""
+    """Return whether a step time was measured that cannot be told from the baseline's."""
     time = entry.record.time
     if time is None or time.ratio_to_baseline is None or entry.record.status == "predicted":
         return False

@@ -1,4 +1,4 @@
-"""What a report on a sweep contains, the answer first."""
+"""The contents of a report on a sweep, the answer first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the record of one trial says beyond its row in the results."""
+"""Details of the record of one trial beyond its row in the results."""
 
 from __future__ import annotations
 

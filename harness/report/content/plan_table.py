@@ -71,12 +71,12 @@ class PlannedPoint:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the step fits; `None` where no hardware was named or nothing is predicted."""
+        """True if the step fits; `None` where no hardware was named or nothing is predicted."""
         return self.outlook.fits
 
     @property
     def outlook(self) -> Outlook:
-        """What the record of the point says beside its prediction."""
+        """The answer of the record about the point, next to its prediction."""
         return Outlook(
             state=self.state,
             hardware=self.hardware,
@@ -233,7 +233,7 @@ def _fastest_of(rows: Sequence[PlannedPoint], numbers: Sequence[int]) -> int:
 
 
 def _beats(one: PlannedPoint, other: PlannedPoint) -> bool:
-    """Whether `one` needs no more memory and no more time than `other`, and less of one of them."""
+    """Return whether `one` needs no more memory and no more time than `other`, and less of one of them."""
     mine, its = (
         (quantities.PEAK.of(row.record) or 0, quantities.STEP_TIME.of(row.record) or 0)
         for row in (one, other)

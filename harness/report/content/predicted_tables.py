@@ -1,4 +1,4 @@
-"""The tables of predictions: what was predicted beside what was measured, and what a plan says of points."""
+"""The tables of predictions: what was predicted next to what was measured, and what a plan says of points."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LEAST_SHOWN = 1e-5
 
 
 def beside_measured(sweep: SweepRecords) -> Table:
-    """Return what was predicted of each trial beside what it measured, the worst first."""
+    """Return what was predicted of each trial next to what it measured, the worst first."""
     found = sorted(
         (entry for entry in sweep.entries if quantities.PREDICTED_PEAK.of(entry.record) is not None),
         key=lambda entry: (-_exact_error(entry.record), -_time_error(entry.record), entry.name),

@@ -74,7 +74,7 @@ def recommended(front: ParetoFront) -> TradeOff | None:
 
 
 def baseline_among(entries: Sequence[Entry]) -> LinePart:
-    """Return the words for a baseline: beside sharded trials it is sharded by the mesh."""
+    """Return the words for a baseline: with sharded trials it is sharded by the mesh."""
     is_one_of_them = any(is_sharded(entry.record.experiment) for entry in entries)
     return CodeText(text="shard=none") if is_one_of_them else "the plain model"
 

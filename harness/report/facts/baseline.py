@@ -15,12 +15,12 @@ _NOTHING = ("none", "?")
 
 
 def is_sharded(experiment: Mapping[str, Any]) -> bool:
-    """Whether a sharding variant decides where operators run."""
+    """Return whether a sharding variant decides where operators run."""
     return group_name(experiment, "shard") not in _NOTHING
 
 
 def saves(experiment: Mapping[str, Any]) -> bool:
-    """Whether a strategy is to save activations."""
+    """Return whether a strategy is to save activations."""
     return any(group_name(experiment, group) not in _NOTHING for group in _SAVING)
 
 

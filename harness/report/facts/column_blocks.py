@@ -1,4 +1,4 @@
-"""Which columns stand in which of several tables, where one with all of them would be too wide to read."""
+"""The split of columns into several tables, where one with all of them would be too wide to read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def column_blocks(
 ) -> list[list[int]]:
     """Return the columns of each table, by their numbers, in order; the first `named` are in every table.
 
-    All are in one table where that fits, and where a column beside the named ones does not fit at all.
+    All are in one table where that fits, and where one column and the named ones does not fit at all.
 
     Args:
         lines: characters of each cell, a sequence a line; one line where columns are padded.

@@ -155,7 +155,7 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chapter:
-    """What a report says of one part of a sweep, which a reader may choose among others.
+    """A chapter of a report on one part of a sweep, which a reader may choose among others.
 
     Fields:
         key: unique in the document.

@@ -1,4 +1,4 @@
-"""How reports call a trial: by what differs within the sweep, and by nothing else."""
+"""Names of trials in reports: made of what differs within the sweep, and of nothing else."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_CHARACTERS = 200  # of the value of an option
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Label:
-    """What a trial is called within its sweep.
+    """The name of a trial within its sweep.
 
     Fields:
         choice: strategies that it has, with the options that differ.
@@ -190,7 +190,7 @@ def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_the_models(experiment: ExperimentFields, option: str, value: Any) -> bool:
-    """Whether an option is only handed on from the model, as `layers_fqn` is."""
+    """Return whether an option is only handed on from the model, as `layers_fqn` is."""
     model = experiment.get("model")
     return (
         option == "layers_fqn" and isinstance(model, Mapping) and option in model and model[option] == value

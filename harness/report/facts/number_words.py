@@ -1,4 +1,4 @@
-"""Numbers in words: what people read; exact values stand beside them."""
+"""Numbers in words: what people read; exact values stand next to them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LEAST_WHOLE_RATE = 100
 
 
 class NumberUnit(StrEnum):
-    """What a number counts, and so how it is written."""
+    """The unit of a number, which decides how it is written."""
 
     BYTES = "bytes"
     FLOPS = "flops"

@@ -65,7 +65,7 @@ def pareto_front(entries: Iterable[Entry]) -> ParetoFront:
 
 
 def dominates(one: TradeOff, other: TradeOff) -> bool:
-    """Whether `one` needs no more memory and no more time than `other`, and clearly less of either.
+    """Return whether `one` needs no more memory and no more time than `other`, and clearly less of either.
 
     Less time counts where the intervals do not meet: machine noise dominates nothing.
     """

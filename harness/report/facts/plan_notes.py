@@ -1,4 +1,4 @@
-"""What a reader may not expect, in sentences: of the model, a budget, a sharding, a shared example."""
+"""Limits of a result, in sentences: of the model, a budget, a sharding, a shared example."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The step time of a baseline, from the twins of all trials that are compared with it.
 
-Every trial times a twin of its own beside it, so a ratio holds whatever the machine does meanwhile; a step
+Every trial times a twin of its own next to it, so a ratio holds whatever the machine does meanwhile; a step
 time does not. Speeds that follow from one pooled step time and the ratios rank trials as the ratios do.
 """
 

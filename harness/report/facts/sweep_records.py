@@ -86,7 +86,7 @@ class Entry(Label):
 
     @cached_property
     def is_baseline(self) -> bool:
-        """Whether it is the plain model, with which others are compared."""
+        """True if it is the plain model, with which others are compared."""
         return is_baseline(self.record.experiment)
 
     @cached_property
@@ -116,7 +116,7 @@ class Entry(Label):
 
     @property
     def is_as_on_gpu(self) -> bool:
-        """Whether its peak is what a GPU would need: it moved to host memory, which a CPU has no other of."""
+        """True if its peak is what a GPU would need: it moved to host memory, which a CPU has no other of."""
         memory = self.record.memory
         return memory is not None and memory.host_peak_bytes > 0 and is_on_cpu(self.record)
 
@@ -203,7 +203,7 @@ class SweepRecords:
 
 
 def is_on_cpu(record: Record) -> bool:
-    """Whether the ranks of a trial computed on a CPU, whose host memory is the memory of the device."""
+    """Say if the ranks of a trial computed on a CPU, whose host memory is the memory of the device."""
     if record.outlook is not None and record.outlook.is_stand_in:
         return False
     return bool(record.environment) and record.environment.get("driver") is None

@@ -1,1 +1,1 @@
-"""How a report is written: HTML, Markdown, CSV."""
+"""Formats of a report: HTML, Markdown, CSV."""

@@ -140,7 +140,7 @@ def _source(number: Number) -> str:
 
 
 def _is_numeric(column: Sequence[Line]) -> bool:
-    """Whether a column holds one number a cell, or nothing."""
+    """Return whether a column holds one number a cell, or nothing."""
     found = [cell for cell in column if plain(cell) != NOTHING]
     return bool(found) and all(len(cell) == 1 and isinstance(cell[0], Number) for cell in found)
 

@@ -13,7 +13,7 @@ from harness.report.formats import vega
 
 _MARKUP = re.compile(r"[\\|<`*~$]|(?<!\w)_|_(?!\w)|\](?=[(\[:])|&(?=#?\w+;)|^[#>]")
 _WIDTH = 720  # of a figure, in pixels
-_PANELS = 2  # beside one another
+_PANELS = 2  # next to one another
 _MARGIN = 24  # of a panel, in pixels
 _INK, _SOFT, _LINE = "#1c1d1f", "#5b6068", "#dcdfe4"
 _CONFIG = {
@@ -75,7 +75,7 @@ def _mark(layer: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _panels(figure: Figure) -> dict[str, Any]:
-    """Return how many panels stand beside one another, and how wide each is."""
+    """Return how many panels stand next to one another, and how wide each is."""
     field = figure.spec["facet"]["field"]
     columns = min(_PANELS, len({row[field] for row in figure.rows}))
     return {"columns": columns, "spec": {**_drawn(figure.spec["spec"]), "width": _WIDTH // columns - _MARGIN}}

@@ -50,7 +50,7 @@ _KEPT_SETTINGS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tracker:
-    """Where finished trials are shown.
+    """A place where finished trials are shown.
 
     Fields:
         name: `offline` writes W&B's files into the sweep's folder, `online` sends them too, `none` does
@@ -77,7 +77,7 @@ class Tracker:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Published:
-    """What publishing came to; as a string, one line for people.
+    """The result of publishing; as a string, one line for people.
 
     Fields:
         published: records of this call that the tracker has now.
@@ -106,7 +106,7 @@ class Published:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Marker:
-    """What stands beside a published record.
+    """The mark next to a published record.
 
     Fields:
         digest: digest of the record file that was published.
@@ -119,7 +119,7 @@ class Marker:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportMarker:
-    """What stands in `REPORT`.
+    """The contents of the file `REPORT`.
 
     Fields:
         digest: digest of the records that the specification was written from.
@@ -198,7 +198,7 @@ def records_digest(store: Store) -> str:
 
 
 def _has_report(store: Store, tracker: Tracker) -> bool:
-    """Whether the report on the current records is where `tracker` wants it."""
+    """Return whether the report on the current records is where `tracker` wants it."""
     marker = report_marker(store)
     if marker is None or (marker.project, marker.entity) != (tracker.project, tracker.entity):
         return False
@@ -227,7 +227,7 @@ def marker_of(store: Store, trial_id: str) -> Marker | None:
 
 
 def is_sent(store: Store, marker: Marker) -> bool:
-    """Whether `wandb sync` has left its mark in a run's folder."""
+    """Return whether `wandb sync` has left its mark in a run's folder."""
     return any((store.root / marker.run_dir).glob("*.wandb.synced"))
 
 

@@ -1,4 +1,4 @@
-"""What a W&B server answered last, as wandb's own log of a synchronisation tells."""
+"""The latest answer of a W&B server, as wandb's own log of a synchronisation tells."""
 
 from __future__ import annotations
 

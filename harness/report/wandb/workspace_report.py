@@ -51,7 +51,7 @@ _TITLE_LENGTH = 128  # W&B takes no more
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Keep the report's specification beside the runs; online, send it in place of the one sent before."""
+    """Keep the report's specification next to the runs; online, send it in place of the one sent before."""
     options, store = begun(arguments, __doc__)
     folder, is_online = store.root / FOLDER, options.mode == "online"
     entity = options.entity or (wandb.Api().default_entity if is_online else "")

@@ -35,7 +35,7 @@ _EAGER = "use ac.executor=eager compile=none"
 class JointGraph:
     """A joint graph.
 
-    *Forward* are the nodes that the results of forward follow from, and what these operators return beside;
+    *Forward* are the nodes that the results of forward follow from, and what these operators return besides;
     all others run in backward. The *home* of a node is the node that makes its storage: the operator itself,
     or the one that takes a result out of several; an input; or a constant.
 

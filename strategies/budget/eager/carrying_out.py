@@ -65,7 +65,7 @@ def _let_go(modules: Mapping[str, nn.Module]) -> None:
 
 
 def enclose_beside(plan: Plan, modules: ModelModules) -> None:
-    """Put on what stands beside compiled blocks what a plan says of it, in place.
+    """Put on what stands next to compiled blocks what a plan says of it, in place.
 
     Args:
         plan, modules: as of `enclose`; blocks are compiled.
@@ -112,7 +112,7 @@ def groups_of(plan: Plan) -> Mapping[str, Group]:
 
 
 def require_blocks(plan: Plan, modules: ModelModules) -> Mapping[str, BlockPlan]:
-    """Return the plans of blocks, and of modules beside them, by FQN.
+    """Return the plans of blocks, and of modules next to them, by FQN.
 
     Args:
         plan, modules: as of `enclose`.

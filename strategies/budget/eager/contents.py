@@ -1,4 +1,4 @@
-"""What a tape of operators consists of: contents of storages, and the operators that make them.
+"""The parts of a tape of operators: contents of storages, and the operators that make them.
 
 A content refers to the operator that makes it, and an operator to the contents that it reads, so that Python
 itself counts readers: a content that no ticket and no waiting operator reads is gone, and its memory with it.
@@ -27,7 +27,7 @@ from strategies.step.needed import needed
 
 
 class Content:
-    """What a storage holds between two writes.
+    """The content of a storage between two writes.
 
     Attributes:
         maker: operator that makes it and has not run again; `None` where there is none.
@@ -190,7 +190,7 @@ class TapedOperator:
 
     @property
     def has_made(self) -> bool:
-        """Whether a result of it lies on a storage of its own."""
+        """True if a result of it lies on a storage of its own."""
         return bool(self._made)
 
     def for_request(self, stand_ins: dict[Content, Content]) -> TapedOperator:
@@ -303,7 +303,7 @@ def compute(asked: list[Content]) -> Tensor:
     """Return the memory of a content, having run what it still needs, in the order of forward.
 
     Args:
-        asked: the content, which nobody holds beside those that ask for it later.
+        asked: the content, which nobody holds besides those that ask for it later.
 
     Raises:
         RuntimeError: something that is read was changed since forward.

@@ -40,7 +40,7 @@ _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd
 
 
 class PlansSteps(Protocol):
-    """What makes the plan of a step."""
+    """A maker of plans of steps."""
 
     def plan(self, step: RunnableStep) -> Plan:
         """Return the plan."""
@@ -146,7 +146,7 @@ class PlansAtFirstCall:
         self._awaited.add(call)
 
     def _refuse_in_flight(self, made: _Made) -> None:
-        """Refuse a call that may exceed the budget beside those that wait for backward.
+        """Refuse a call that may exceed the budget with those that wait for backward.
 
         Raises:
             StrategyError: with their number, and the bytes that they may need.

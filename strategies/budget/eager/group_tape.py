@@ -84,7 +84,7 @@ class Link:
 
 
 class SecondForward:
-    """What runs again when backward reaches a group, once.
+    """The forward that runs again, once, when backward reaches a group.
 
     Attributes:
         latest: number of the block that has begun last; -1: none has.

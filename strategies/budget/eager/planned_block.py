@@ -32,7 +32,7 @@ from strategies.step.sizes import TensorSize
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class PlannedBlock:
-    """What the regions of one plan share: of a block and of what calls it, or of the plan's modules.
+    """The state that the regions of one plan share: of a block and its caller, or of the plan's modules.
 
     Fields:
         plan: the plan.

@@ -57,7 +57,7 @@ class SliceTicket:
 
     @property
     def content(self) -> Content | None:
-        """What it stands for; `None` where it was redeemed."""
+        """The content that it stands for; `None` where it was redeemed."""
         return self._content
 
     def follow(self, latest: Content) -> None:

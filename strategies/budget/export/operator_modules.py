@@ -1,4 +1,4 @@
-"""Which submodule of a block calls which operator, by the numbers that plans give them."""
+"""The submodule of a block that calls each operator, by the numbers that plans give them."""
 
 from __future__ import annotations
 

@@ -95,14 +95,14 @@ def remat_regions(plan: Plan, forwards: Forwards) -> str:
 
 
 def _enclosed(plan: Plan) -> Iterator[BlockPlan]:
-    """Yield the plans of blocks that run in regions, without modules beside the blocks."""
+    """Yield the plans of blocks that run in regions, without modules next to the blocks."""
     for block in plan.blocks:
         if not block.plain and not block.modules:
             yield block.parted()[1] if block.before else block
 
 
 def _left_out(plan: Plan) -> Iterator[str]:
-    """Yield a remark on the modules beside the blocks that the plan decides about."""
+    """Yield a remark on the modules next to the blocks that the plan decides about."""
     beside = [
         name
         for block in plan.blocks

@@ -1,4 +1,4 @@
-"""Which option each block takes: the cheapest choice within a budget, by a dynamic programme over blocks.
+"""The option that each block takes: the cheapest choice within a budget, by a dynamic programme over blocks.
 
 The state is the bytes that the blocks so far leave for backward. A choice fits where they, and the highest
 total of forward and of backward of the next block, stay within the budget; so does what lies between blocks.
@@ -59,7 +59,7 @@ class Group:
 
 
 class Choice(NamedTuple):
-    """What one block, or one group, does.
+    """The decision about one block, or one group.
 
     Fields:
         start, end: numbers of the first block and of the one behind the last.

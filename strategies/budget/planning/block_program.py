@@ -1,4 +1,4 @@
-"""What a plan decides about in one block: what can be kept, what runs again, and what autograd asks for.
+"""The programs of blocks: what can be kept, what runs again, and what autograd asks for.
 
 Storages of a block are numbered in the order in which they are made, from 0; those from outside are negative.
 Some of these are inputs that a plan may move to the host; none is made again.
@@ -56,7 +56,7 @@ class Unit:
 
     @property
     def may_run_often(self) -> bool:
-        """Whether it may run several times: one operator without random numbers."""
+        """True if it may run several times: one operator without random numbers."""
         return len(self.operators) == 1 and self.is_repeatable and not self.random_states
 
 

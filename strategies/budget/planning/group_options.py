@@ -25,7 +25,7 @@ Bytes: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupOption:
-    """What the blocks of a group keep, and what follows from it, in bytes beyond what those before left.
+    """The values that the blocks of a group keep, and what follows, in bytes beyond what those before left.
 
     Fields:
         keeps: what each block keeps from the second forward on.
@@ -42,7 +42,7 @@ class GroupOption:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Choices:
-    """What one member can keep, a row each; bytes beyond those at the beginning of its windows.
+    """The values that one member can keep, a row each; bytes beyond those at the beginning of its windows.
 
     Fields:
         keeps: what it keeps.
@@ -65,7 +65,7 @@ class _Choices:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Kept:
-    """What the members of a group keep, wherever in the step it is.
+    """The values that the members of a group keep, wherever in the step it is.
 
     Fields:
         keeps: what each member keeps.

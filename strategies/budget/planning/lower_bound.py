@@ -1,4 +1,4 @@
-"""What no schedule of a step's operators can do better: fewest FLOPs run again, and smallest peak.
+"""Lower bounds of any schedule of a step's operators: fewest FLOPs run again, and smallest peak.
 
 A *schedule* runs each operator of the step at least once, in any order and as often as it likes. An operator
 runs where the storages of its operands are there, whole, with the content that it reads; its results are new

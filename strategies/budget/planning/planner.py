@@ -65,7 +65,7 @@ class BudgetBelowMinimum(StrategyError):  # noqa: N818 (it says what is wrong)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chosen:
-    """What some blocks do: one alone, or those of a group.
+    """The decisions about some blocks: one alone, or those of a group.
 
     Fields:
         start: number of the first block.

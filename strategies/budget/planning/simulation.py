@@ -23,7 +23,7 @@ RANDOM_STATE_BYTES = {"cpu": 5056}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """What happens to the storages of one block, by their numbers in its program.
+    """The fate of each storage of one block, by its number in the block's program.
 
     Fields:
         keep: storages that stay on the device.
@@ -48,7 +48,7 @@ PLAIN = Decision(is_plain=True)
 
 @dataclass(kw_only=True, slots=True)
 class Effect:
-    """What a decision changes in one call of a block, or all decisions of a group in its calls.
+    """The changes that a decision makes in one call of a block, or all decisions of a group in its calls.
 
     Fields:
         gains: bytes more from a moment on, by moment; those of the second forward of a group are apart.

@@ -47,7 +47,7 @@ class Axis(NamedTuple):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the chunks together are the whole tensor."""
+        """True if the chunks together are the whole tensor."""
         return self.size == self.extent
 
     @property
@@ -57,11 +57,11 @@ class Axis(NamedTuple):
 
     @property
     def has_halo(self) -> bool:
-        """Whether chunks overlap."""
+        """True if chunks overlap."""
         return bool(self.low or self.high)
 
     def covers(self, other: Axis) -> bool:
-        """Whether chunks of the axis hold those of another one."""
+        """Return whether chunks of the axis hold those of another one."""
         return self.low >= other.low and self.high >= other.high and self.core == other.core
 
     def with_halo_of(self, other: Axis) -> Axis:
@@ -99,7 +99,7 @@ class Axis(NamedTuple):
         return nbytes * (self.low + self.high) // (self.extent * self.inner)
 
     def is_one_stride(self, tensor: Tensor) -> bool:
-        """Whether the dimensions of the axis lie in `tensor` as one would."""
+        """Return whether the dimensions of the axis lie in `tensor` as one would."""
         wide = [dim for dim in self.dims if tensor.shape[dim] > 1]
         return all(
             tensor.stride(one) == tensor.stride(other) * tensor.shape[other] for one, other in pairwise(wide)

@@ -45,7 +45,7 @@ class _Meets(Exception):  # noqa: N818 (no error)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchFlow:
-    """How a batch goes through a model.
+    """The way of a batch through a model.
 
     Fields:
         size: samples.
@@ -116,7 +116,7 @@ def _calls(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _may_repeat(graphs: Sequence[ScopeGraph]) -> bool:
-    """Whether nothing is drawn, written in place, opaque, or given back as it came."""
+    """Return whether nothing is drawn, written in place, opaque, or given back as it came."""
     for node in (node for scope in graphs for node in scope.graph.nodes):
         if node.op == "call_module":
             if is_opaque(node):
@@ -135,7 +135,7 @@ def _may_repeat(graphs: Sequence[ScopeGraph]) -> bool:
 
 
 class _Demands:
-    """What the results of a graph demand of its values and inputs.
+    """The axes that the results of a graph demand of its values and inputs.
 
     Args:
         graph: graph of one scope.
@@ -246,12 +246,12 @@ class _Alike:
     length: int
 
     def holds(self) -> bool:
-        """Whether both do the same; which layouts and shapes lie between two operators is left out."""
+        """Return whether both do the same; which layouts and shapes lie between two operators is left out."""
         ours, theirs = list(_steps(self.graph.graph)), list(_steps(self.part.graph))
         return len(ours) == len(theirs) and all(map(self._is_alike, ours, theirs))
 
     def _is_alike(self, step: _Step, other: _Step) -> bool:
-        """Whether two steps are of one operator, which takes a chunk in the second and makes one."""
+        """Return whether two steps are of one operator, which takes a chunk in the second and makes one."""
         if step.node.op != other.node.op or step.target != other.target or step.arguments != other.arguments:
             return False
         if step.node.op == "get_attr" and step.target in self.graph.constants:
@@ -260,7 +260,7 @@ class _Alike:
         return all(self._is_chunk(*pair) for pair in ((step.node, other.node), *sources))
 
     def _is_chunk(self, node: fx.Node, other: fx.Node) -> bool:
-        """Whether the second value has the shape of a chunk of the first, where a result follows from it."""
+        """Say if the second value has the shape of a chunk of the first, where a result follows from it."""
         value, chunk = node.meta.get("val"), other.meta.get("val")
         if node not in self.axes or not isinstance(value, Tensor):
             return True
@@ -293,7 +293,7 @@ def _steps(graph: fx.Graph) -> Iterator[_Step]:
 
 
 def _is_of_norm(node: fx.Node) -> bool:
-    """Whether a node is the result, without its statistics, of a group norm."""
+    """Return whether a node is the result, without its statistics, of a group norm."""
     if node.target is not operator.getitem or node.args[1] != 0:
         return False
     return node.all_input_nodes[0].target is _aten.native_group_norm.default

@@ -16,7 +16,7 @@ Axes: TypeAlias = tuple[Axis | None, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegionSeed:
-    """Where a region begins to grow: a value and its axis, or a sum over chunks of its inputs.
+    """The beginning of a region: a value and its axis, or a sum over chunks of its inputs.
 
     Fields:
         node: operator that makes the value, one tensor.

@@ -70,7 +70,7 @@ def shape_of(node: fx.Node) -> tuple[int, ...]:
 
 @remembered
 def is_random(node: fx.Node) -> bool:
-    """Whether a node draws random numbers, which it must do in its place and whole; modules may."""
+    """Return whether a node draws random numbers, which it must do in its place and whole; modules may."""
     if node.op == "call_module":
         return True
     is_seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
@@ -95,7 +95,7 @@ def statistics_of(node: fx.Node) -> Sequence[fx.Node]:
 
 
 def is_cheap(node: fx.Node) -> bool:
-    """Whether an operator may run twice: it multiplies no matrices, and updates no statistics."""
+    """Return whether an operator may run twice: it multiplies no matrices, and updates no statistics."""
     if cost_of(node).flops or statistics_of(node):
         return False
     return is_view(node) or is_pointwise(node) or "norm" in str(node.target)
@@ -107,7 +107,7 @@ def is_never(_: fx.Node) -> bool:
 
 
 def is_pointwise(node: fx.Node) -> bool:
-    """Whether each element of the output depends on the same element of each input, after broadcasting."""
+    """Say if each element of the output depends on the same element of each input, after broadcasting."""
     target = node.target
     return target in _POINTWISE or (
         isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags  # noqa: SLF001
@@ -129,7 +129,7 @@ def rules_of(node: fx.Node) -> Sequence[ChunkRule]:
 
 
 def is_cut(node: fx.Node) -> bool:
-    """Whether an operator can run in chunks of some dimension, views and parts of results included."""
+    """Return whether an operator can run in chunks of some dimension, views and parts of results included."""
     is_part = node.target is operator.getitem or is_view(node)
     return is_part or not isinstance(node.target, torch._ops.OpOverload) or bool(rules_of(node))  # noqa: SLF001
 
@@ -207,7 +207,7 @@ def output_for(node: fx.Node, slot: int, axis: Axis) -> list[Axis]:
 
 @remembered
 def window_of(node: fx.Node) -> RowWindow | None:
-    """Return which rows an operator on pictures takes; `None` for one that takes no rows beside its own."""
+    """Return which rows an operator on pictures takes; `None` for one that takes no rows besides its own."""
     if node.op != "call_function" or node.target not in _WINDOWED:
         return None
     given = _given(node)
@@ -229,14 +229,14 @@ def window_of(node: fx.Node) -> RowWindow | None:
 
 
 def cuts_pictures(node: fx.Node, axis: Axis) -> bool:
-    """Whether a chunk of a node's output along `axis` is a part of pictures whose parts meet in the node."""
+    """Return whether a chunk of an output along `axis` is a part of pictures whose parts meet in the node."""
     if node.target in _OWN:
         return axis.dim != (0 if node.target is norm_applied else 1)
     return axis.dim == ROWS and window_of(node) is not None
 
 
 def has_pictures(graph: fx.Graph) -> bool:
-    """Whether parts of pictures meet in an operator of a graph."""
+    """Return whether parts of pictures meet in an operator of a graph."""
     return any(node.target in _OWN or window_of(node) is not None for node in graph.nodes)
 
 
@@ -251,7 +251,7 @@ def _axes_of_rows(node: fx.Node, window: RowWindow, axis: Axis) -> tuple[Axes, A
 
 
 def is_slice_along(node: fx.Node, axis: Axis) -> bool:
-    """Whether a node takes neighbouring positions of the dimension of `axis`: of chunks it takes all."""
+    """Say if a node takes neighbouring positions of the dimension of `axis`: of chunks it takes all."""
     if node.target is not _aten.slice.Tensor or axis.span > 1:
         return False
     given = _given(node)

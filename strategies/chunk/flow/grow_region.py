@@ -37,7 +37,7 @@ _FAR = 6  # operators between a view that merges dimensions and a seed
 
 @dataclass(slots=True)
 class _Decided:
-    """What has been decided.
+    """The decisions so far.
 
     Fields:
         axes, needs: axes of the outputs and of the inputs of members, in the order in which these joined.
@@ -252,7 +252,7 @@ class RegionGrower:
         )
 
     def _draws_in_order(self, nodes: Sequence[fx.Node]) -> bool:
-        """Whether random numbers are drawn in the order of the window."""
+        """Return whether random numbers are drawn in the order of the window."""
         drawn = [self._inside[node] for node in nodes if is_random(node)]
         return drawn == sorted(drawn)
 
@@ -270,7 +270,7 @@ class RegionGrower:
 
 
 def _covers(made: Axes, index: int, axis: Axis) -> bool:
-    """Whether chunks of an output are made that hold those along `axis`."""
+    """Return whether chunks of an output are made that hold those along `axis`."""
     given = made[index] if index < len(made) else None
     return given is not None and given.covers(axis)
 

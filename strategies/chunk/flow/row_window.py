@@ -12,7 +12,7 @@ ROWS = 2
 
 
 class RowWindow(NamedTuple):
-    """Which rows of its first input an operator takes for a row of its result.
+    """The rows of its first input that an operator takes for a row of its result.
 
     For row r it takes `reach` rows, from row r · `stride` - `padding` on.
 
@@ -70,7 +70,7 @@ class RowWindow(NamedTuple):
 
 
 class RowPlace(NamedTuple):
-    """Where a chunk of rows lies.
+    """The place of a chunk of rows.
 
     Fields:
         rows: rows of the result.

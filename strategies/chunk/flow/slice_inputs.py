@@ -51,7 +51,7 @@ def _views_of_inputs(region: ChunkRegion) -> dict[fx.Node, fx.Node]:
 
 
 def _is_small(region: ChunkRegion, root: fx.Node, views: dict[fx.Node, fx.Node]) -> bool:
-    """Whether members use `root` through views only, and these are smaller together."""
+    """Return whether members use `root` through views only, and these are smaller together."""
     if not isinstance(root.meta.get("val"), Tensor):
         return False
     users = [node for node in region.members if root in slots(node)]

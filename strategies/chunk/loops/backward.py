@@ -39,7 +39,7 @@ BACKWARD_SHARE = 2.0
 
 
 class SavedFate(Enum):
-    """Where the tensors that autograd saves of a scope are between forward and backward."""
+    """The place of the tensors that autograd saves of a scope, between forward and backward."""
 
     KEPT = auto()
     RECOMPUTED = auto()  # nowhere: its forward runs again
@@ -106,7 +106,7 @@ def unread_loops(schedule: Schedule, saves: Mapping[fx.Node, frozenset[Key]]) ->
 
 @remembered
 def has_gradient(node: fx.Node) -> bool:
-    """Whether backward computes a gradient for the value of a node, those of parameters left out.
+    """Return whether backward computes a gradient for the value of a node, those of parameters left out.
 
     The gradient of a view of a parameter is a view of the parameter's.
     """
@@ -400,5 +400,5 @@ def _new_gradients(source: fx.Node, storages: Storages, born: set[Key]) -> dict[
 
 
 def _makes_whole_gradient(loop: Loop, node: fx.Node, source: fx.Node) -> bool:
-    """Whether each chunk makes a gradient for all of an input, rather than add to its total at once."""
+    """Say if each chunk makes a gradient for all of an input, rather than add to its total at once."""
     return source.meta["val"].requires_grad and not loop.adds_gradients(node)

@@ -78,7 +78,7 @@ class BufferReuse:
 
 
 def _is_alike(node: fx.Node, result: fx.Node) -> bool:
-    """Whether a result has the layout of a value, which fills its memory."""
+    """Return whether a result has the layout of a value, which fills its memory."""
     old, new = node.meta["val"], result.meta["val"]
     if (old.shape, old.stride(), old.dtype) != (new.shape, new.stride(), new.dtype):
         return False
@@ -86,7 +86,7 @@ def _is_alike(node: fx.Node, result: fx.Node) -> bool:
 
 
 def _is_written_last(loop: Loop, result: LoopOutput, node: fx.Node, schedule: Schedule) -> bool:
-    """Whether the body writes the result when it has used up its chunk of the value."""
+    """Return whether the body writes the result when it has used up its chunk of the value."""
     position = {member: index for index, member in enumerate(loop.region.members)}
     on = set(schedule.storages.keys[node])
     looking = [

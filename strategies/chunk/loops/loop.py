@@ -66,7 +66,7 @@ class LoopInput:
 
     @property
     def is_copied(self) -> bool:
-        """Whether a chunk is copied, because it would not be dense in memory."""
+        """True if a chunk is copied, because it would not be dense in memory."""
         return self.axis is not None and not is_dense(self.node.meta["val"], self.axis)
 
 
@@ -86,7 +86,7 @@ class LoopOutput:
 
     @property
     def adds_in_place(self) -> bool:
-        """Whether the operator itself adds to the sum over chunks."""
+        """True if the operator itself adds to the sum over chunks."""
         return self.axis is None and self.node.target in ADDING
 
 
@@ -142,7 +142,7 @@ class Loop:
 
     @property
     def chunks(self) -> int:
-        """How often the body runs."""
+        """The number of runs of the body."""
         return ceil(self.size / self.length)
 
     def with_length(self, length: int) -> Loop:
@@ -163,11 +163,11 @@ class Loop:
         return tuple(LoopInput(node=node, axis=self.region.axes[node][0]) for node in kept)
 
     def updates(self, operand: LoopInput) -> bool:
-        """Whether members write to an input, running statistics that nobody else takes."""
+        """Return whether members write to an input, running statistics that nobody else takes."""
         return any(operand.node in statistics_of(member) for member in self.region.members)
 
     def adds_gradients(self, node: fx.Node) -> bool:
-        """Whether a member is one of `PRODUCTS` of which every chunk takes one operand whole."""
+        """Return whether a member is one of `PRODUCTS` of which every chunk takes one operand whole."""
         if not is_product(node):
             return False
         factors = (self.local(node, slot) for slot in range(len(slots(node)))[-2:])
@@ -311,7 +311,7 @@ class Loop:
 
 
 def is_product(node: fx.Node) -> bool:
-    """Whether a node is one of `PRODUCTS`; a bias is a vector."""
+    """Return whether a node is one of `PRODUCTS`; a bias is a vector."""
     if node.target not in PRODUCTS or node.kwargs:
         return False
     inputs = slots(node)
@@ -423,13 +423,13 @@ def _outputs(region: ChunkRegion, outside: AbstractSet[fx.Node]) -> list[LoopOut
 
 
 def can_be_put_together(region: ChunkRegion, node: fx.Node) -> bool:
-    """Whether a buffer can hold what all chunks make of the value of a member."""
+    """Return whether a buffer can hold what all chunks make of the value of a member."""
     axes = region.axes[node]
     return isinstance(node.meta["val"], Tensor) and all(axis and axis.is_complete for axis in axes[:1])
 
 
 def is_dense(tensor: Tensor, axis: Axis) -> bool:
-    """Whether a chunk of `tensor` lies in one piece: the axis is the slowest of all."""
+    """Return whether a chunk of `tensor` lies in one piece: the axis is the slowest of all."""
     if axis.outer(tensor.shape) != 1:
         return False
     stride = tensor.stride(axis.dims[-1])

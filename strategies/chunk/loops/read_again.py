@@ -1,4 +1,4 @@
-"""What backward of a loop reads of the values that its bodies compute, and which of them are worth keeping.
+"""Values of a loop's bodies that its backward reads, and which of them are worth keeping.
 
 Backward runs a body again for what autograd saves. Many bodies end in a product of whose result autograd
 saves nothing: its gradients follow from its operands alone, so that backward need not multiply. A value that
@@ -79,7 +79,7 @@ def most_worth_keeping(
 def _may_be_kept(
     loop: Loop, node: fx.Node, storages: Storages, saves: Mapping[fx.Node, frozenset[Key]]
 ) -> bool:
-    """Whether all chunks of a value can be put together, and its own backward does not read it."""
+    """Return whether all chunks of a value can be put together, and its own backward does not read it."""
     is_maker = is_product(node) or (is_pointwise(node) and node not in _untold_of(loop))
     if not is_maker or node in loop.region.copies or node in (*loop.losses, *loop.losses.values()):
         return False

@@ -79,7 +79,7 @@ class Schedule:
         return frozenset(self.storages.keys[node]) if found is None else found
 
     def is_moved(self, node: fx.Node) -> bool:
-        """Whether a value of `node` is on another storage than in the plain graph; after `steps`."""
+        """Return whether a value of `node` is on another storage than in the plain graph; after `steps`."""
         return node in self._moved
 
     def overwrite(self, node: fx.Node) -> Overwrite | None:

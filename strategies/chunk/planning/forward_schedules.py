@@ -26,7 +26,7 @@ class ForwardSchedules:
     Args:
         scopes: recorded without gradients.
         rehearse: returns the peak in bytes of the whole pass under schedulers, by FQN.
-        held_bytes: bytes that are alive beside the scopes all the time.
+        held_bytes: bytes that are alive besides the scopes all the time.
     """
 
     def __init__(

@@ -113,7 +113,7 @@ class Rehearsal:
 
     @property
     def loss(self) -> Loss | None:
-        """What the model goes on to; `None` where the loss lies outside of it."""
+        """The loss that the model goes on to; `None` where it lies outside of the model."""
         return self.step.loss if self.joins_loss else None
 
     def _of_a_call(self, inputs: tuple[Any, ...], targets: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -121,7 +121,7 @@ class Rehearsal:
         return (*inputs, LossInputs(targets)) if self.joins_loss else inputs
 
     def cast(self) -> tuple[Shadow, tuple[Any, ...], Mapping[str, Any], tuple[Any, ...]]:
-        """Return the shadow of the model, its inputs, and what the loss takes beside its results."""
+        """Return the shadow of the model, its inputs, and what the loss takes besides its results."""
         shadow = Shadow.of(self.model).on(self.device)
         given = self.sample, dict(self.kwargs), self.step.loss_inputs
         return shadow, *shadowed(shadow, given, self.device)

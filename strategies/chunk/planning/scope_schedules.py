@@ -19,7 +19,7 @@ from strategies.tracing.scope_graph import ScopeGraph, is_opaque
 
 _CALL_S = 1e-4
 _READ_S = 2.5e-6
-"""Seconds that the call of a program takes beside its operators, and that it takes to compare each read.
+"""Seconds that the call of a program takes besides its operators, and that it takes to compare each read.
 
 Calibrated on one core of a server processor, by calls of programs that do nothing: 1.5 to 2.6 us a read.
 Fixed for all machines: it is Python's time, and plans must be the same on every rank.

@@ -142,7 +142,7 @@ class TrainingSearch:
         Args:
             current: what to change.
             targets: positions.
-            way: whether the loops beside the target stay or are taken apart.
+            way: whether the loops next to the target stay or are taken apart.
         """
         items = current.planned.schedule.items
         for at in targets:

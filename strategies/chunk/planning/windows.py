@@ -153,7 +153,7 @@ class LoopPlacer:
         return sorted({allowed[0], *lowest, allowed[-1]})
 
     def _is_part(self, item: fx.Node | Loop) -> bool:
-        """Whether no window begins with an item, because it belongs to the one in front."""
+        """Return whether no window begins with an item, because it belongs to the one in front."""
         if isinstance(item, Loop):
             return False
         parts = (operator.getitem, norm_scales, *(() if self._may_overlap else (norm_applied,)))
@@ -204,7 +204,7 @@ def _may_be_inside(item: fx.Node | Loop) -> bool:
 
 
 def _is_counter(node: fx.Node) -> bool:
-    """Whether an operator writes to a buffer that nobody else in the graph takes: it may move."""
+    """Return whether an operator writes to a buffer that nobody else in the graph takes: it may move."""
     written = node.args[0]
     is_buffer = isinstance(written, fx.Node) and written.op == "get_attr" and len(written.users) == 1
     return is_buffer and node.target in _COUNTS and not node.users

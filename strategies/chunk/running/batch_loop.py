@@ -32,7 +32,7 @@ _FEW = 3  # chunks, of which the last may be the one that is shorter
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchProof:
-    """What is known of calls of one kind.
+    """The proof of calls of one kind.
 
     Fields:
         guard: what that depends on.
@@ -122,7 +122,7 @@ class BatchLoop:
 
 
 def is_checked() -> bool:
-    """Whether programs that ran for a chunk of this size still fit: no code of the user's ran since."""
+    """Say if programs that ran for a chunk of this size still fit: no code of the user's ran since."""
     return _is_checked.get()
 
 
@@ -144,7 +144,7 @@ def part_of(flow: BatchFlow, inputs: Any, start: int, length: int) -> Any:
 
 
 def is_watched(scope: nn.Module) -> bool:
-    """Whether somebody around a scope would see its inputs in parts: a hook but FSDP's, a patched forward."""
+    """Say if somebody around a scope would see its inputs in parts: a hook but FSDP's, a patched forward."""
     return "forward" in vars(scope) or not all(map(is_of_fsdp, hooks_of(scope)))
 
 

@@ -69,7 +69,7 @@ class Scheduler(Protocol):
 
     @property
     def recomputes(self) -> bool:
-        """Whether only the inputs of forward are saved."""
+        """True if only the inputs of forward are saved."""
 
     @property
     def kind(self) -> Hashable:
@@ -264,7 +264,7 @@ class ChunkedForward:
     def _raising_as_forward(
         self, module: nn.Module, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Iterator[None]:
-        """Where forward cannot be recorded for what it raises, raise it with the values of the call.
+        """Raise with the values of the call what forward raises where it cannot be recorded.
 
         So it has the words that it has without a plan, and leaves random numbers and modules as it does.
         """

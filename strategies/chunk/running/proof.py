@@ -63,7 +63,7 @@ _REMEDY = (
 
 @dataclass(slots=True)
 class Proofs:
-    """What is proven of programs; holds nothing of a model, so that models that are alike share it.
+    """Proofs of programs; they hold nothing of a model, so that models that are alike share them.
 
     Fields:
         known: digests of programs that do what they stand for.
@@ -234,7 +234,7 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Ran:
-    """What a run gave.
+    """The results of a run.
 
     Fields:
         structure, leaves: outputs, without gradients.
@@ -261,7 +261,7 @@ def first_samples(inputs: Any) -> Any:
 
 
 def has_values(module: nn.Module, tensors: Iterable[Tensor]) -> bool:
-    """Whether a module and its inputs have values to prove a program with, and no unit of FSDP is inside.
+    """Say if a module and its inputs have values to prove a program with, and no unit of FSDP is inside.
 
     To call a unit would change the gradients that it holds.
     """
@@ -378,7 +378,7 @@ def _accumulated(
 
 
 def _state_of(module: nn.Module) -> dict[str, object]:
-    """Return what a forward may change beside its results, by what a message calls it."""
+    """Return what a forward may change besides its results, by what a message calls it."""
     torchs, (python, numpy) = generators.of_torch(), (generators.PYTHON, generators.NUMPY)
     found: dict[str, object] = {
         "the random number generator of torch": [generators.comparable(each.read()) for each in torchs],

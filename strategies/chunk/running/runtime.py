@@ -222,7 +222,7 @@ class ChunkLoop(nn.Module):
 
     @property
     def chunks(self) -> int:
-        """How often the body runs in a forward."""
+        """The number of runs of the body in a forward."""
         return ceil(self.size / self.length)
 
     def forward(self, *inputs: Tensor) -> Any:
@@ -253,7 +253,7 @@ class ChunkLoop(nn.Module):
 
 
 def _is_watched() -> bool:
-    """Whether something sees every operator: a selective region keeps results of each chunk."""
+    """Return whether something sees every operator: a selective region keeps results of each chunk."""
     blind = FakeTensorMode | LiveStorages
     return not all(isinstance(mode, blind) for mode in _get_current_dispatch_mode_stack())
 

@@ -22,7 +22,7 @@ def communication_s(machine: Machine, collectives: Iterable[Collective]) -> floa
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CandidateCost:
-    """What a candidate costs one rank in a training step, forward and backward.
+    """The cost of a candidate for one rank in a training step, forward and backward.
 
     Fields:
         forward_flops: FLOPs forward.

@@ -79,7 +79,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalOperands:
-    """What the operator computes from on one rank.
+    """The operands that the operator computes from on one rank.
 
     Fields:
         tensors: local parts of the operands, by name.

@@ -48,7 +48,7 @@ DimensionMap: TypeAlias = Callable[[FunctionCall, Shape], Mapping[int, int]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallRule:
-    """What is known of a function.
+    """The rule of a function.
 
     Fields:
         states: maps a call and a dimension of its result to the states of its tensors; `None` for unknown.

@@ -79,7 +79,7 @@ class Read:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Followed:
-    """What a forward did.
+    """The recording of a forward.
 
     Fields:
         steps: all steps, whether somebody uses their results or not.

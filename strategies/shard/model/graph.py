@@ -91,7 +91,7 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PythonState:
-    """What the recorded forward asked of Python; a plan holds as long as the answers do.
+    """The answers of Python that the recorded forward asked for; a plan holds as long as they do.
 
     Fields:
         inputs: kind of its inputs, as of `kind_of_inputs`.

@@ -1,7 +1,7 @@
 """Options for one module: the sharding candidates of its operator, with the states of its input and output.
 
 Resharding can stand around a module that is called once, because its class is exchanged for one that does it.
-So an option has, beside the candidate, the state in which the input arrives, the state in which the output
+So an option has, besides the candidate, the state in which the input arrives, the state in which the output
 leaves, and the collectives at both ends.
 """
 
@@ -202,7 +202,7 @@ def summed_parameter(name: str, parameter: Tensor, ranks: int, machine: Machine)
 
 
 def _edges(value: TensorValue, ranks: int, *, features: bool) -> Iterator[State]:
-    """Yield the states of a tensor beside a leaf module; only the model says where features are sharded."""
+    """Yield the states of a tensor next to a leaf module; only the model says where features are sharded."""
     yield WHOLE
     if value.needs_gradient:
         yield SUMMED

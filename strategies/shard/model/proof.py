@@ -22,7 +22,7 @@ _RANDOM = "draws random numbers, and each rank draws its own; prove it in evalua
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Results:
-    """What a pass of a model gives: outputs, and gradients of parameters by name."""
+    """The results of a pass of a model: outputs, and gradients of parameters by name."""
 
     outputs: list[Tensor]
     gradients: Mapping[str, Tensor]

@@ -36,7 +36,7 @@ _Reductions: TypeAlias = Mapping[str, Steps]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placed:
-    """What stands around the forward of one leaf module.
+    """The code around the forward of one leaf module.
 
     Fields:
         plan: plan of the module.
@@ -97,7 +97,7 @@ class Placed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Watched:
-    """What stands around the forward of the whole model: the plan holds for one answer of Python.
+    """The code around the forward of the whole model: the plan holds for one answer of Python.
 
     Fields:
         python: what the planned forward asked.

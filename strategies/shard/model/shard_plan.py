@@ -40,7 +40,7 @@ class PlacedModule:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it runs as it would without a plan."""
+        """True if it runs as it would without a plan."""
         moves = (self.option.entering, self.option.leaving, self.candidate.finish)
         is_moved = any(move.forward or move.backward for move in moves)
         parameters = self.candidate.parameters.values()
@@ -62,7 +62,7 @@ class PlacedParameter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardPlan:
-    """What a sharding strategy decided for one model.
+    """The decisions of a sharding strategy about one model.
 
     Fields:
         ranks: number of ranks on the mesh axis.
@@ -145,7 +145,7 @@ def _placed(leaf: LeafModule, option: NodeOption, ranks: int) -> PlacedModule:
 
 
 def _resharding(placed: PlacedModule) -> Iterable[dict[str, str]]:
-    """Yield the changes of state at a module, beside those that its candidate is made of."""
+    """Yield the changes of state at a module, besides those that its candidate is made of."""
     option, candidate = placed.option, placed.candidate
     ends = (("input", option.inputs[0], candidate.input), ("output", candidate.output, option.output))
     for operand, source, target in ends:

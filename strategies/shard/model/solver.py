@@ -38,7 +38,7 @@ _EQUAL = 1e-9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What a plan may use on one rank; `None` for any amount.
+    """The resources that a plan may use on one rank; `None` for any amount.
 
     Fields:
         memory_bytes: bytes of parameters, their gradients, and the outputs of all calls.

@@ -21,7 +21,7 @@ _DIMS = 4
 
 
 class _Window(NamedTuple):
-    """How the kernel moves, each for height and width."""
+    """The movement of the kernel, for height and width."""
 
     stride: tuple[int, int]
     padding: tuple[int, int]

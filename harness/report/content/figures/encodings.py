@@ -1,4 +1,4 @@
-"""What figures share: rows of exact numbers, tooltips, an axis of names."""
+"""Parts that figures share: rows of exact numbers, tooltips, an axis of names."""
 
 from __future__ import annotations
 
