@@ -29,11 +29,9 @@ test: $(STAMP)
 quick: $(STAMP)
 	$(PYTEST) -n 2 --dist loadfile -m 'not matrix and not slow and not expensive'
 
-# The same as `test`, with every row of every matrix and all proofs of tests/matrix, which resume (FRESH=1: all again);
-# then where each variant may stand (docs/legality.md), which resumes too.
+# The same as `test`, with every row of every matrix and all proofs of tests/matrix, which resume (FRESH=1: all again).
 matrix: $(STAMP)
 	$(PYTEST) $(PARALLEL) -m '' $(if $(FRESH),--fresh)
-	$(BIN)/python -m bench.legality
 
 # Known silent defects and their controls (docs/gallery), judged; to run again with every release of torch.
 gallery: $(STAMP)

@@ -124,6 +124,7 @@ An empty value keeps none: no test of its kind is cheap."""
 REPEATED: dict[str, tuple[str, ...]] = {
     "tests/matrix/": (
         *("test_toy.py", "test_what_differs", "test_formulas", "test_sets_share"),
+        *("test_legality.py::test_a", "test_equal_experiments", "test_every_rule", "test_what_is_unexpected"),
         *("test_a_slice_is_right", "test_a_guard_that_is_switched_off_is_missed[aliasing"),
         *("test_what_a_recording_does_not_see_is_found_where_nothing_is_proven[checkpoints",),
     ),

@@ -3,8 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations, product
 
-from bench.covering import Row, covering
-from tests.covering import matrix
+from tests.covering import Row, covering, matrix
 
 FACTORS = (range(4), "abc", (False, True), (0.0, 0.1), "xyz")
 ALL = list(product(*FACTORS))

@@ -1,4 +1,4 @@
-"""Write docs/legality.md from the kept result of `bench.legality`.
+"""Write docs/legality.md from the kept results of the legality matrix.
 
 python -m docs.tools.legality
 """
@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.legality import JUDGEMENTS, judgement, unexpected
-from bench.legality_cells import KNOWN_BAD, MESHES, Cell, cells, known_bad
 from docs.tools.readme import markdown
+from tests.matrix.facts import MESHES
+from tests.matrix.legality import JUDGEMENTS, KNOWN_BAD, Cell, cells, judgement, known_bad, unexpected
 
 _ROOT = Path(__file__).parents[2]
 _RESULTS = _ROOT / "docs" / "results"
@@ -24,10 +24,11 @@ _HEAD = """\
 # Legality
 
 Where each variant of activation checkpointing may stand, and whether it trains as the plain model there.
-Written by `python -m docs.tools.legality` from {links}.
+Written by `python -m docs.tools.legality` from {links},
+which a command wrote at these commits. The same cells are rows of a test now, which resumes:
 
 ```console
-$ python -m bench.legality                # resumes; --minutes 3 runs a part
+$ python -m pytest -m '' tests/matrix/test_legality.py -k 'none-single'
 ```
 
 A cell is a variant with a mesh, `wrap_order`, `compile`, `compile_order`, `dtype`, dropout, `ac.early_stop`
@@ -38,7 +39,7 @@ and `ac.preserve_rng_state`. Options that a variant does not have do not make tw
   model, under Inductor within a tolerance;
 * *refused*, with the reason;
 * *known bad*: it differs from its twin as an entry of the [gallery](gallery/README.md) does;
-* *unexpected*: something else, or known bad and yet right. The command then exits with 1.
+* *unexpected*: something else, or known bad and yet right. The test then fails.
 """
 
 
@@ -56,7 +57,7 @@ def page() -> str:
 
 
 def page_of(paths: Sequence[Path], everything: Iterable[Cell]) -> str:
-    """Return the page of what `bench.legality` wrote.
+    """Return the page of kept results.
 
     Args:
         paths: the matrix, then cells that ran once more; the last ending of a cell counts.

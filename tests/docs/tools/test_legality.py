@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.legality_cells import Cell
 from docs.tools.legality import PAGE, page, page_of
+from tests.matrix.legality import Cell
 
 GOOD = Cell(
     variant="full",

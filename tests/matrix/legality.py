@@ -1,4 +1,4 @@
-"""Cells of the legality matrix: a variant, where it stands, on what, and what it is known to do wrong."""
+"""The legality matrix: where each variant may stand, what it is known to do wrong there, and how it ended."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-from bench.covering import Row, covering
 from bench.trials import experiments
 from harness.errors import ConfigError
 from harness.experiment.compilers import COMPILERS, ORDERS
 from harness.experiment.experiment import WRAP_ORDERS, Experiment
+from harness.records.record import Record
 from harness.trial.preflight import Preflight
 from strategies import Strategy, StrategyError, ac_variants
+from tests.covering import Row, covering
+from tests.matrix.facts import MESHES
 
-MESHES = ("single", "ddp2", "shard2", "tp2", "shard2_tp2", "hsdp2x2")
+JUDGEMENTS = ("neutral", "known bad", "refused", "unexpected")
 DTYPES = ("fp32", "bf16", "bf16_mixed")
 DROPOUTS = (0.0, 0.1)
 SIZES = (
@@ -32,8 +34,10 @@ SIZES = (
     "protocol.probes=false",
     "mesh.device=cpu",
 )
-VARIANTS = tuple(name for name in ac_variants if name != "budget")
-"""All but the one that needs a number of bytes, which so small a model does not leave much choice."""
+VARIANTS = tuple(
+    name for name, variant in ac_variants.items() if name != "budget" and not hasattr(variant, "is_given")
+)
+"""All but the users' own, and the one whose number of bytes leaves so small a model not much choice."""
 OPTIONS: Mapping[str, Mapping[str, Any]] = {"compiler_budget": {"budget": 0.1}}
 """Options away from their default: a budget under which the compiler recomputes some of so small a model."""
 
@@ -176,6 +180,40 @@ KNOWN_BAD = (
 def known_bad(cell: Cell) -> KnownBad | None:
     """Return the rule by which a cell is wrong, if any."""
     return next((rule for rule in KNOWN_BAD if rule.holds(cell)), None)
+
+
+def outcome(record: Record) -> str:
+    """Return how a cell ended: its verdict and what differs first, or why it did not end well."""
+    if record.error is not None:
+        return f"{record.status}: {record.error.message}"
+    first = None if record.parity is None else record.parity.first
+    if record.verdict == "differs" and first is not None:
+        return f"differs: {first.part}"
+    if record.verdict == "neutral":
+        return "neutral"
+    return f"{record.verdict}: {record.reason}"
+
+
+def judgement(cell: Cell, outcome: str) -> str:
+    """Return which of `JUDGEMENTS` a cell gets that ended with `outcome`."""
+    rule = known_bad(cell)
+    kind, _, part = outcome.partition(": ")
+    if kind == "refused":
+        return "refused"
+    if rule is not None:
+        return "known bad" if kind == "differs" and part in rule.parts else "unexpected"
+    return "neutral" if kind == "neutral" else "unexpected"
+
+
+def unexpected(ran: Mapping[str, str], by_words: Mapping[str, Cell]) -> dict[str, str]:
+    """Return what is wrong with each cell whose end is not the one that is known, by its words."""
+    found = {}
+    for words, ending in ran.items():
+        rule = known_bad(by_words[words])
+        if judgement(by_words[words], ending) == "unexpected":
+            expected = "" if rule is None else f"; gallery {rule.number} says that it differs: {rule.name}"
+            found[words] = f"{ending}{expected}"
+    return found
 
 
 def cells() -> list[Cell]:

@@ -1,16 +1,67 @@
-"""The legality matrix: which cells there are, which run, and that an end that nobody knows is seen."""
+"""The legality matrix: each variant in each place is refused, neutral, or wrong as the gallery says.
+
+Every cell runs that is not compiled; of compiled ones rows that hold every combination of
+`COMPILED_STRENGTH` values. A row of the test is a variant with a compiler and a mesh.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
-from bench.legality import Results, judgement, told, unexpected
-from bench.legality_cells import KNOWN_BAD, Cell, cells, known_bad, to_run
+from harness.experiment.compilers import COMPILERS
 from strategies import ac_variants
 from tests.gallery.entries import DEFECTS
+from tests.matrix.facts import MESHES, Run
+from tests.matrix.legality import (
+    KNOWN_BAD,
+    VARIANTS,
+    Cell,
+    cells,
+    judgement,
+    known_bad,
+    outcome,
+    to_run,
+    unexpected,
+)
 
+BATCH = {"none": 24, "aot_eager": 4, "inductor": 2}
+"""Cells that run one after the other in one set of ranks, by compiler."""
+REFUSED = {
+    (
+        "compile_order: ac_first does not suit mesh.tp=2: torch does not compile regions of "
+        "sharded tensors; use compile_order=compile_first"
+    ): 1_140,
+    (
+        "compile_order: ac_first needs wrap_order=inside_fsdp: with call_site regions stand "
+        "around what is compiled; use compile_order=compile_first"
+    ): 912,
+    (
+        "compile_order: compile_first hides all operators from ac=selective_op, and nothing is "
+        "compiled around the modes that look for them; use compile_order=ac_first"
+    ): 720,
+    "wrap_order: outside_fsdp needs FSDP, but ddp2 shards nothing; use mesh=shard2 or inside_fsdp": 570,
+    "wrap_order: outside_fsdp needs FSDP, but single shards nothing; use mesh=shard2 or inside_fsdp": 570,
+    "wrap_order: outside_fsdp needs FSDP, but tp2 shards nothing; use mesh=shard2 or inside_fsdp": 570,
+    (
+        "compile_order: ac_first needs wrap_order=inside_fsdp: with outside_fsdp regions stand "
+        "around what is compiled; use compile_order=compile_first"
+    ): 456,
+    "wrap_order: call_site does not suit Nested; use inside_fsdp": 432,
+    (
+        "wrap_order: call_site makes the model one region, and selective_layer chooses among "
+        "blocks; use ac=full"
+    ): 432,
+    "compile: none leaves nobody to carry out ac=compiler_budget; use compile=aot_eager or inductor": 36,
+    (
+        "mesh.tp: must be 1 for ac=compiler_budget, got 2: torch's partitioner cannot size the "
+        "device mesh in graphs of sharded tensors; use mesh=shard2 or another ac"
+    ): 24,
+}
+"""Cells that are refused before anything runs, by reason."""
 CELL = Cell(
     variant="full",
     mesh="single",
@@ -26,6 +77,40 @@ REDRAWN = replace(CELL, preserve_rng_state=False)
 OF_BUDGET = replace(
     CELL, variant="compiler_budget", compile="aot_eager", early_stop=None, preserve_rng_state=None
 )
+
+
+@pytest.fixture(scope="module")
+def reasons() -> Mapping[Cell, str | None]:
+    """Return why each cell is refused; `None` where it is not."""
+    return {cell: cell.refusal() for cell in cells()}
+
+
+@pytest.fixture(scope="module")
+def chosen(reasons: Mapping[Cell, str | None]) -> list[Cell]:
+    """Return the cells that run, of those that are not refused."""
+    return to_run([cell for cell, reason in reasons.items() if reason is None])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_every_cell_ends_as_is_known(
+    run: Run, chosen: list[Cell], compiler: str, mesh: str, variant: str
+) -> None:
+    here = [cell for cell in chosen if (cell.compile, cell.mesh, cell.variant) == (compiler, mesh, variant)]
+    if not here:
+        pytest.skip("each of these cells is refused before anything runs")
+    ran: dict[str, str] = {}
+    for start in range(0, len(here), BATCH[compiler]):
+        batch = here[start : start + BATCH[compiler]]
+        found = run([cell.experiment() for cell in batch])
+        ran |= {cell.words: outcome(record) for cell, record in zip(batch, found, strict=True)}
+    assert unexpected(ran, {cell.words: cell for cell in here}) == {}
+
+
+def test_every_refusal_is_known(reasons: Mapping[Cell, str | None]) -> None:
+    assert Counter(reason for reason in reasons.values() if reason is not None) == REFUSED
 
 
 @pytest.mark.parametrize(
@@ -85,7 +170,9 @@ def test_what_is_unexpected_is_told_with_what_was_expected() -> None:
 def test_equal_experiments_are_one_cell() -> None:
     found = cells()
     assert len(found) == len({cell.words for cell in found})
-    assert {cell.variant for cell in found} == set(ac_variants) - {"budget"}
+    assert (
+        {cell.variant for cell in found} == set(VARIANTS) == set(ac_variants) - {"budget", "file", "python"}
+    )
     plain = [cell for cell in found if cell.variant == "none" and cell.compile == "none"]
     assert len(plain) == 6 * 3 * 2  # meshes, dtypes, dropouts
 
@@ -107,12 +194,4 @@ def test_a_command_runs_a_cell_again() -> None:
     assert CELL.refusal() is None
     assert replace(CELL, wrap_order="outside_fsdp").refusal() == (
         "wrap_order: outside_fsdp needs FSDP, but single shards nothing; use mesh=shard2 or inside_fsdp"
-    )
-
-
-def test_the_rest_is_counted() -> None:
-    results = Results(environment_id="", refused={"a": 2, "b": 1}, ran={"x": "neutral"}, legal=5, planned=4)
-    assert told(results) == (
-        "8 cells: 3 refused before anything runs, 5 legal; of these 4 are to run, 1 have; "
-        "the same command continues"
     )
