@@ -43,11 +43,15 @@ class TreeFigures:
         room_circles: rooms that do.
         longest_chain: modules on the longest path of imports.
         source_lines: of `harness/`, `strategies/` and `hydra_plugins/`.
+        statements_percent: statements a hundred of these lines, docstrings left out.
         documented_percent: lines of docstrings and comments among them.
         functions: of all source files.
         branching_percent: functions with more than ten branches, comprehensions and `and`, `or` counted.
         readme_lines: of README.md.
         readme_columns: its longest line outside tables, images and code.
+        bench_commands: files of `bench/` that run as a program.
+        bench_lines, test_lines: of all Python files of these folders.
+        results_bytes: of the kept results in `docs/results/`.
     """
 
     rooms: int
@@ -56,11 +60,16 @@ class TreeFigures:
     room_circles: int
     longest_chain: int
     source_lines: int
+    statements_percent: float
     documented_percent: float
     functions: int
     branching_percent: float
     readme_lines: int
     readme_columns: int
+    bench_commands: int
+    bench_lines: int
+    test_lines: int
+    results_bytes: int
 
 
 def main() -> int:
@@ -82,7 +91,7 @@ def main() -> int:
 
 def _table(before: TreeFigures | None, after: TreeFigures) -> Table:
     def of(figures: TreeFigures) -> Column:
-        return lambda name: f"{getattr(figures, name):g}"
+        return lambda name: f"{getattr(figures, name):,}"
 
     checkouts = {"before": before, "after": after}
     columns: dict[str, Column] = {"figure": str}
@@ -107,16 +116,34 @@ def _figures_of_checkout(root: Path) -> TreeFigures:
         room_circles=_circles(between),
         longest_chain=_longest_chain(imports),
         source_lines=source_lines,
+        statements_percent=round(100 * sum(map(_statements, trees)) / source_lines, 1),
         documented_percent=round(100 * documented / source_lines, 1),
         functions=len(branches),
         branching_percent=round(100 * sum(count > _MANY_BRANCHES for count in branches) / len(branches), 2),
         readme_lines=len(readme),
         readme_columns=max(len(line) for line in readme if not line.startswith(("|", "!", "[!"))),
+        bench_commands=sum('if __name__ == "__main__"' in text for text in _texts(root / "bench")),
+        bench_lines=sum(text.count("\n") for text in _texts(root / "bench")),
+        test_lines=sum(text.count("\n") for text in _texts(root / "tests")),
+        results_bytes=sum(path.stat().st_size for path in (root / "docs" / "results").rglob("*.*")),
     )
 
 
 def _files(root: Path) -> list[Path]:
     return sorted(path for package in _SOURCES for path in (root / package).rglob("*.py"))
+
+
+def _texts(folder: Path) -> list[str]:
+    return [path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py"))]
+
+
+def _statements(tree: ast.AST) -> int:
+    """Return the number of statements, without docstrings and other strings that stand alone."""
+    return sum(
+        isinstance(node, ast.stmt)
+        and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        for node in ast.walk(tree)
+    )
 
 
 def _between_rooms(imports: Mapping[str, Collection[str]]) -> dict[str, set[str]]:
