@@ -8,8 +8,9 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # four on two cores, because tests of Slurm and of deadlines wait for most of their time
 PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
-BENCHES := files nested nested_models prediction_speed step_times budget probes \
-	chunking chunk_points rewind point_overhead instrumentation planning reports answers trial_cost tree
+# a command, or command:part
+BENCHES := files nested nested_models prediction_speed step_times budget instrumentation:probes \
+	chunking chunk_points instrumentation:rewind point_overhead instrumentation planning reports answers trial_cost tree
 SLURM_BENCHES := packing survival scale faults
 GPU_WHEELS := antlr4-python3-runtime|hydra-core|omegaconf|submitit
 
@@ -48,12 +49,12 @@ lint: $(STAMP)
 
 # Not among them, because it needs transformers, timm, torchvision and diffusers: `python -m bench.third_party`.
 bench: $(STAMP)
-	for name in $(BENCHES); do $(BIN)/python -m bench.$$name || exit 1; done
+	for name in $(BENCHES); do $(BIN)/python -m bench.$$(echo $$name | sed 's/:/ --part /') || exit 1; done
 	$(BIN)/python -m bench.chunk_points --training --out outputs/bench/chunk_points_training.json
 
 # Needs Debian's slurm-wlm and munge: each starts and stops a private Slurm of its own (slurm/cluster.sh).
 bench-slurm: $(STAMP)
-	for name in $(SLURM_BENCHES); do $(BIN)/python -m bench.$$name || exit 1; done
+	for name in $(SLURM_BENCHES); do $(BIN)/python -m bench.$$(echo $$name | sed 's/:/ --part /') || exit 1; done
 
 # What acbench does with another torch or Python, in an environment of its own, which stays (some 6 GB with CUDA):
 # `make compat TORCH=2.11.0 PYTHON=python3.12`.

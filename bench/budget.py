@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from rich.console import Group
 
-from bench.instrumentation import WARMUP, harness_step, process_time_s
+from bench.instrumentation.steps import WARMUP, harness_step, process_time_s
 from bench.output import parser, publish
 from bench.table import Column, table_of
 from bench.trials import experiments

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bench.instrumentation import WARMUP, harness_step, process_time_s
+from bench.instrumentation.steps import WARMUP, harness_step, process_time_s
 from bench.trials import experiments
 from harness.experiment.data import source_of
 from harness.measure.speed.timing import interleave

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 from collections.abc import Mapping
@@ -19,15 +20,39 @@ _WIDTH = 160
 """Columns of a table that goes to a file: the longest row shall not be folded."""
 
 
-def parser(description: str | None, name: str) -> argparse.ArgumentParser:
+def run_part(command: str, parts: Mapping[str, str]) -> int:
+    """Run the part of `command` that `--part` names, or the first, with the other options.
+
+    Args:
+        command: a package of `bench`.
+        parts: what each of its modules that can be run asks, by name.
+    """
+    lines = [f"  {name}: {question}" for name, question in parts.items()]
+    chooser = argparse.ArgumentParser(
+        prog=f"python -m bench.{command}",
+        description="\n".join(["parts, each with its own options; without one the first:", *lines]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+        allow_abbrev=False,
+    )
+    chooser.add_argument("--part", choices=parts)
+    chosen, words = chooser.parse_known_args()
+    if chosen.part is None and {"-h", "--help"} & {*words}:
+        print(chooser.format_help())  # the options of the first part follow
+    module = importlib.import_module(f"bench.{command}.{chosen.part or next(iter(parts))}")
+    return int(module.main(words))
+
+
+def parser(description: str | None, name: str, command: str | None = None) -> argparse.ArgumentParser:
     """Return the argument parser of benchmark `name`, with `--out`.
 
     Args:
         description: the docstring of the benchmark's module.
-        name: of the module; the JSON file is called after it.
+        name: of the benchmark; the JSON file is called after it.
+        command: that it is a part of, where it is not the first.
     """
     made = argparse.ArgumentParser(
-        prog=f"python -m bench.{name}",
+        prog=f"python -m bench.{name}" if command is None else f"python -m bench.{command} --part {name}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

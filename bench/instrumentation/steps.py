@@ -14,8 +14,8 @@ machine hardly move; `--clock wall` takes wall-clock time, as trials do.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -67,9 +67,9 @@ def process_time_s(step: StepFunction) -> float:
     return time.process_time() - start
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Measure, print, write; times are never a reason to fail."""
-    arguments = _arguments()
+    arguments = _arguments(words)
     device = torch.device(arguments.device)
     torch.set_num_threads(1)
     rows = _rows(arguments, device)
@@ -120,7 +120,7 @@ def harness_step(experiment: Experiment, batch: Batch) -> StepFunction:
     return step
 
 
-def _arguments() -> argparse.Namespace:
+def _arguments(words: Sequence[str]) -> argparse.Namespace:
     made = parser(__doc__, "instrumentation")
     made.add_argument("--pairs", type=int, default=60)
     made.add_argument("--model", default="gpt_nano")
@@ -128,7 +128,7 @@ def _arguments() -> argparse.Namespace:
     made.add_argument("--sequence-length", type=int, default=128)
     made.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     made.add_argument("--clock", choices=("process", "wall"), default="process", help="on CPU")
-    return made.parse_args()
+    return made.parse_args(words)
 
 
 def _rows(arguments: argparse.Namespace, device: torch.device) -> list[Comparison]:
@@ -200,7 +200,3 @@ def _table(rows: list[Comparison]) -> Table:
         },
         title="Timed steps against a bare training loop, A B B A",
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,13 +1,12 @@
 """What the probes cost beside the parity steps that they accompany, in one run of each model.
 
-python -m bench.probes --models gpt_nano llama_nano
+python -m bench.instrumentation --part probes --models gpt_nano llama_nano
 """
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -49,12 +48,12 @@ class Cost:
         return (self.values_s + sum(self.probes_s.values())) / self.parity_s
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Measure, print the table, write the JSON."""
-    made = parser(__doc__, "probes")
+    made = parser(__doc__, "probes", "instrumentation")
     made.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
     made.add_argument("--variant", default="full")
-    arguments = made.parse_args()
+    arguments = made.parse_args(words)
     torch.set_num_threads(1)
     costs = [_cost(model, arguments.variant) for model in arguments.models]
     rows = [asdict(cost) | {"ratio": cost.ratio} for cost in costs]
@@ -107,7 +106,3 @@ def _seconds(run: Callable[[], object]) -> float:
         run()
         taken.append(time.perf_counter() - started)
     return round(min(taken), 4)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,18 +1,18 @@
 """What `ac.rewind=true` costs: steps of `ac=full` with it and without it in turns, and what forward keeps.
 
-python -m bench.rewind --models gpt_nano evoformer --pairs 30
+python -m bench.instrumentation --part rewind --models gpt_nano evoformer --pairs 30
 """
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass
 from statistics import median
 
 import torch
 from torch import nn
 
-from bench.instrumentation import WARMUP, harness_step, process_time_s
+from bench.instrumentation.steps import WARMUP, harness_step, process_time_s
 from bench.output import parser, publish
 from bench.table import table_of
 from bench.trials import experiments
@@ -43,12 +43,12 @@ class Cost:
     alone_bytes: int
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Measure, print, write."""
-    made = parser(__doc__, "rewind")
+    made = parser(__doc__, "rewind", "instrumentation")
     made.add_argument("--models", nargs="+", default=["gpt_nano", "llama_nano", "vit_nano", "unet"])
     made.add_argument("--pairs", type=int, default=30)
-    arguments = made.parse_args()
+    arguments = made.parse_args(words)
     torch.set_num_threads(1)
     rows = [_cost(model, arguments.pairs) for model in arguments.models]
     publish(
@@ -101,7 +101,3 @@ def _cost(model: str, pairs: int) -> Cost:
         saved_bytes=saved[0],
         alone_bytes=saved[1],
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,12 +1,11 @@
 """CPU seconds of a whole check and of a quick one, for 12 blocks of width 512.
 
-python -m bench.check_time
-python -m bench.check_time --only quick
+python -m bench.instrumentation --part check_time
+python -m bench.instrumentation --part check_time --only quick
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -37,11 +36,11 @@ class CheckTime:
     cpu_s: float
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str]) -> int:
     """Print the table and write the JSON file."""
-    options = parser(__doc__, "check_time")
+    options = parser(__doc__, "check_time", "instrumentation")
     options.add_argument("--only", choices=_KINDS, nargs="+", default=_KINDS, help="kinds of checks")
-    chosen = options.parse_args(arguments)
+    chosen = options.parse_args(words)
     torch.set_num_threads(1)
     results = [_timed(kind) for kind in chosen.only]
     table = table_of(results, {"check": "kind", "CPU s": "cpu_s:.1f"}, title="A GPT of 12 blocks, width 512")
@@ -69,7 +68,3 @@ def _make() -> nn.Module:
         hidden_width=2048,
         max_positions=64,
     ).build()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The cost of measuring a step and of checking it."""
