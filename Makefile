@@ -10,7 +10,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
 # a command, or command:part
 BENCHES := files nested nested_models prediction_speed step_times budget instrumentation:probes \
-	chunking chunk_points instrumentation:rewind point_overhead instrumentation planning reports answers trial_cost tree
+	chunking chunk_points instrumentation:rewind overhead:point_overhead instrumentation overhead:planning overhead:reports overhead:answers overhead:trial_cost tree
 SLURM_BENCHES := packing survival scale faults
 GPU_WHEELS := antlr4-python3-runtime|hydra-core|omegaconf|submitit
 

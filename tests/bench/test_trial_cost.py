@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.trial_cost import trial, watched_functions
+from bench.overhead.trial_cost import trial, watched_functions
 
 
 def test_what_is_watched_is_there() -> None:

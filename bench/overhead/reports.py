@@ -3,7 +3,7 @@
 The records are those of a kept sweep, under the address of each of as many seeds as are needed. They are made
 as large as records get: each with the most moments that a step's timeline may have.
 
-    python -m bench.reports --records 5000
+    python -m bench.overhead --part reports --records 5000
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import count, islice
 from pathlib import Path
@@ -29,7 +29,7 @@ from harness.records.store import Store, trial_id
 TARGET_S, TARGET_BYTES = 10.0, 10 * 1000 * 1000
 """Of the command from its start to its end, and of the page."""
 
-_KEPT = Path(__file__).parents[1] / "docs" / "results"
+_KEPT = Path(__file__).parents[2] / "docs" / "results"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,11 +50,11 @@ class ReportCost:
     numbers: int
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Write the records and the report; 1 when the page is too large. Times are reported."""
-    made = parser(__doc__, "reports")
+    made = parser(__doc__, "reports", "overhead")
     made.add_argument("--records", type=int, default=5000)
-    arguments = made.parse_args()
+    arguments = made.parse_args(words)
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder) / "large")
         for record in islice(records(), arguments.records):
@@ -112,7 +112,3 @@ def largest(record: Record) -> Record:
         return record
     peak = Moment(bytes=memory.peak_bytes, phase=memory.peak_phase, module=memory.peak_module)
     return replace(record, memory=replace(memory, timeline=(peak,) * MOST_MOMENTS))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

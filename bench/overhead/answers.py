@@ -2,8 +2,8 @@
 
 Each is a process of its own. A first sweep leaves the records that the finished sweep and the report read.
 
-    python -m bench.answers --repeats 5
-    python -m bench.answers --before ../other_checkout
+    python -m bench.overhead --part answers --repeats 5
+    python -m bench.overhead --part answers --before ../other_checkout
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class Answers:
     cpu_s: dict[str, list[float]]
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Measure, print, write; times are never a reason to fail."""
-    made = parser(__doc__, "answers")
+    made = parser(__doc__, "answers", "overhead")
     made.add_argument("--before", type=Path, help="another checkout")
     made.add_argument("--repeats", type=int, default=5, help="answers to each question")
-    options = made.parse_args()
-    checkouts = {"after": Path(__file__).parents[1]}
+    options = made.parse_args(words)
+    checkouts = {"after": Path(__file__).parents[2]}
     if options.before is not None:
         checkouts = {"before": options.before.resolve(), **checkouts}
     load_average = os.getloadavg()[0]
@@ -120,7 +120,3 @@ def _table(found: Mapping[str, Answers]) -> Table:
         ]
         table.add_row(question, *cells)
     return table
-
-
-if __name__ == "__main__":
-    sys.exit(main())

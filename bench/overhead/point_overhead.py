@@ -5,7 +5,7 @@ parallelism), meet, run one all-reduce, and leave a result on disk. Its own comp
 timed inside the rank and subtracted. The first point of the agent pays for the imports and is shown in a
 row of its own.
 
-    python -m bench.point_overhead --repeats 10
+    python -m bench.overhead --part point_overhead --repeats 10
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -41,7 +42,7 @@ TARGET_S = 0.3
 TARGET_RATIO = 10
 """How many times cheaper than torchrun it should be."""
 
-_PRELOAD = ("bench.point_overhead", harness.trial.run.__name__)
+_PRELOAD = ("bench.overhead.point_overhead", harness.trial.run.__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,9 +75,9 @@ def torchrun_point(result: Path) -> None:
     os._exit(0)
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Measure, print, write; times are never a reason to fail."""
-    options = _options()
+    options = _options(words)
     if options.torchrun_point is not None:
         torchrun_point(options.torchrun_point)
     load_average = os.getloadavg()[0]
@@ -97,11 +98,11 @@ def main() -> int:
     return 0
 
 
-def _options() -> argparse.Namespace:
-    made = parser(__doc__, "point_overhead")
+def _options(words: Sequence[str]) -> argparse.Namespace:
+    made = parser(__doc__, "point_overhead", "overhead")
     made.add_argument("--repeats", type=int, default=10)
     made.add_argument("--torchrun-point", type=Path, help=argparse.SUPPRESS)
-    return made.parse_args()
+    return made.parse_args(words)
 
 
 def _measure(repeats: int) -> Overheads:
@@ -124,7 +125,11 @@ def _compute() -> float:
 
 def _agent_overhead_s(agent: Agent, folder: Path) -> float:
     job = RankJob(
-        trial_dir=folder, entry="bench.point_overhead:point", payload=None, ranks=RANKS, deadline_s=120
+        trial_dir=folder,
+        entry="bench.overhead.point_overhead:point",
+        payload=None,
+        ranks=RANKS,
+        deadline_s=120,
     )
     started_s = time.perf_counter()
     outcome = agent.run(job)
@@ -137,7 +142,7 @@ def _agent_overhead_s(agent: Agent, folder: Path) -> float:
 def _torchrun_overhead_s(folder: Path) -> float:
     result = folder / "torchrun.json"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
-    program = ["-m", "bench.point_overhead", "--torchrun-point", str(result)]
+    program = ["-m", "bench.overhead", "--part=point_overhead", "--torchrun-point", str(result)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     started_s = time.perf_counter()
     subprocess.run([*launcher, *program], check=True, env=environment)
@@ -155,7 +160,3 @@ def _table(overheads: Overheads) -> Table:
         f"Overhead of a point of {RANKS} ranks, seconds; torchrun costs {overheads.ratio:.0f} times the agent"
     )
     return sample_table(samples_s, title=title, caption=f"targets: {TARGET_S:g} s, {TARGET_RATIO} times")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,7 +6,7 @@ are those of a model: before the meters, under the meters, for parity, for warm-
 beside wall seconds, because other programs of the machine lengthen only the latter. The last row leaves out
 what every program waits for that trains with torch: Python, torch, and what the first optimizer imports.
 
-    python -m bench.trial_cost --protocols smoke,standard
+    python -m bench.overhead --part trial_cost --protocols smoke,standard
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,8 @@ _COMMON = ("ac=full", "mesh.device=cpu", "tracker=none")
 _STEPS = ("steps before the meters", "steps under the meters", "steps for parity", "warm-up and timed steps")
 _RANK = "parts.json"
 _PROGRAM = (  # as the command does: what waits is imported when it is read
-    "from harness import deferred; deferred.install(); from bench import trial_cost; trial_cost.main()"
+    "import sys; from harness import deferred; deferred.install(); "
+    "from bench.overhead import trial_cost; trial_cost.main(sys.argv[1:])"
 )
 _TORCH_ALONE = "import torch; torch.optim.SGD([torch.zeros(1)])"
 
@@ -98,9 +99,9 @@ class Stopwatch:
         return timed
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Measure, print, write; times are never a reason to fail."""
-    options = _options()
+    options = _options(words)
     if options.started_s is not None:
         _command(options)
         return 0
@@ -152,13 +153,13 @@ def watched_functions() -> list[tuple[Any, str, str]]:
     ]
 
 
-def _options() -> argparse.Namespace:
-    made = parser(__doc__, "trial_cost")
+def _options(words: Sequence[str]) -> argparse.Namespace:
+    made = parser(__doc__, "trial_cost", "overhead")
     made.add_argument("--protocols", default="smoke,standard", help="separated by commas")
     made.add_argument("--repeats", type=int, default=3, help="of each trial; the quickest is shown")
     made.add_argument("--started-s", type=float, help=argparse.SUPPRESS)
     made.add_argument("--words", help=argparse.SUPPRESS)
-    return made.parse_args()
+    return made.parse_args(words)
 
 
 def _best(words: tuple[str, ...], protocol: str, repeats: int) -> Parts:
@@ -217,14 +218,16 @@ def _command(options: argparse.Namespace) -> None:
     def run_ranks(self: Any, job: Any, *args: Any, **kwargs: Any) -> Any:
         watch.switch("record and table")
         with watch.inside("ranks"):
-            return run(self, dataclasses.replace(job, entry="bench.trial_cost:rank"), *args, **kwargs)
+            return run(
+                self, dataclasses.replace(job, entry="bench.overhead.trial_cost:rank"), *args, **kwargs
+            )
 
     wait_for_server = watch.watched(await_ready, "wait for the fork server")
     status = 0
     with (
         replaced(agent.Agent, "run", run_ranks),
         replaced(forkserver.ForkServer, "await_ready", wait_for_server),
-        replaced(cli, "PRELOAD", (*cli.PRELOAD, "bench.trial_cost")),
+        replaced(cli, "PRELOAD", (*cli.PRELOAD, "bench.overhead.trial_cost")),
         replaced(sys, "argv", ["acbench", *json.loads(options.words)]),
     ):
         try:
@@ -266,7 +269,3 @@ def _cell(parts: Parts, name: str) -> str:
 
 def _wall_s(parts: Parts) -> float:
     return sum(part["wall_s"] for part in parts.values())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,7 +4,7 @@ Two commands over the same points, each in a process of its own: the first finds
 record of every point. The records are one real trial's, under the address of each point. Hydra's own
 composition of some of the points is timed between the parts of the first command, and is in none of them.
 
-    python -m bench.planning --points 1000
+    python -m bench.overhead --part planning --points 1000
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ class Clock:
         return {"wall_s": time.monotonic(), "cpu_s": time.process_time()}
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Measure, print, write; times are never a reason to fail."""
-    options = _options()
+    options = _options(words)
     if options.started_s is not None:
         _command(options)
         return 0
@@ -105,13 +105,13 @@ def main() -> int:
     return 0
 
 
-def _options() -> argparse.Namespace:
-    made = parser(__doc__, "planning")
+def _options(words: Sequence[str]) -> argparse.Namespace:
+    made = parser(__doc__, "planning", "overhead")
     made.add_argument("--points", type=int, default=1000, help="a multiple of 20")
     made.add_argument("--started-s", type=float, help=argparse.SUPPRESS)
     made.add_argument("--outputs-dir", help=argparse.SUPPRESS)
     made.add_argument("--fill-with", type=Path, help=argparse.SUPPRESS)
-    return made.parse_args()
+    return made.parse_args(words)
 
 
 def _measured(folder: Path) -> Record:
@@ -132,7 +132,8 @@ def _run(folder: Path, points: int, record: Path | None) -> dict[str, Any]:
     result = folder / "result.json"
     words = [f"--points={points}", f"--outputs-dir={folder}", f"--out={result}"]
     words += [] if record is None else [f"--fill-with={record}"]
-    program = [sys.executable, "-m", "bench.planning", f"--started-s={time.monotonic()}", *words]
+    words = ["--part=planning", f"--started-s={time.monotonic()}", *words]
+    program = [sys.executable, "-m", "bench.overhead", *words]
     subprocess.run(program, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     found: dict[str, Any] = json.loads(result.read_text("utf-8"))
     return found
@@ -214,7 +215,3 @@ def _table(commands: Mapping[str, Mapping[str, Any]]) -> Table:
 def _seconds(command: Mapping[str, Any], parts: Mapping[str, Sequence[str]], unit: str) -> Column:
     """Return the column of what the parts of a command took, several together where a row has several."""
     return lambda row: f"{sum(command['parts'][part][unit] for part in parts[row]):.2f}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The cost of the program beside the steps that it measures."""

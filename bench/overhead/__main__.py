@@ -1,0 +1,18 @@
+"""The cost of the program beside the steps that it measures."""
+
+from __future__ import annotations
+
+import sys
+
+from bench.output import run_part
+
+PARTS = {
+    "trial_cost": "where the wall time of a trial goes beside its steps",
+    "answers": "how long help, a refusal, a finished sweep and a report take",
+    "point_overhead": "what a point costs beyond its compute, against torchrun",
+    "planning": "what planning a sweep of 1,000 points costs",
+    "reports": "what a report on 5,000 records costs",
+}
+
+if __name__ == "__main__":
+    sys.exit(run_part("overhead", PARTS))
