@@ -11,7 +11,7 @@ PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
 # a command, or command:part
 BENCHES := files nested nested_models prediction_speed step_times budget instrumentation:probes \
 	chunking chunk_points instrumentation:rewind overhead:point_overhead instrumentation overhead:planning overhead:reports overhead:answers overhead:trial_cost tree
-SLURM_BENCHES := packing survival scale faults
+SLURM_BENCHES := slurm:packing slurm:survival slurm:scale slurm:faults
 GPU_WHEELS := antlr4-python3-runtime|hydra-core|omegaconf|submitit
 
 TORCH ?= 2.15.0

@@ -1,11 +1,11 @@
-"""A fault from outside ends in a record that says so; part of the matrix of `bench.faults`."""
+"""A fault from outside ends in a record that says so; part of the matrix of `bench.slurm.faults`."""
 
 from __future__ import annotations
 
 import pytest
 
-from bench.fault_cases import CASES, GROUPS, LAUNCHERS, SHAPES
-from bench.faults import matrix
+from bench.slurm.fault_cases import CASES, GROUPS, LAUNCHERS, SHAPES
+from bench.slurm.faults import matrix
 from tests.slurm.private_slurm import require_binaries
 
 

@@ -3,7 +3,7 @@
 The command is then repeated and finds nothing to run. Lanes are kept to one a node, for the memory of the
 machine that plays all nodes.
 
-    python -m bench.scale --nodes 16 --gpus 8 --points 200
+    python -m bench.slurm --part scale --nodes 16 --gpus 8 --points 200
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.table import Table
 
 from bench.output import parser, publish
-from bench.sweeps import Sweep, plan_line, private_slurm
+from bench.slurm.sweeps import Sweep, plan_line, private_slurm
 from bench.table import table_of
 
 LAUNCHERS = ("slurm_packed", "slurm")
@@ -53,9 +54,9 @@ class SweepResult:
         return is_done and self.again == f"{points} points: 0 to run, {points} done, 0 duplicates"
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Run, print, write; return 1 when a record is missing."""
-    options = _options()
+    options = _options(words)
     found: list[SweepResult] = []
     with (
         private_slurm(nodes=options.nodes, gpus=options.gpus),
@@ -70,13 +71,13 @@ def main() -> int:
     return int(not all(outcome.is_whole(options.points) for outcome in found))
 
 
-def _options() -> argparse.Namespace:
-    made = parser(__doc__, "scale")
+def _options(words: Sequence[str]) -> argparse.Namespace:
+    made = parser(__doc__, "scale", "slurm")
     made.add_argument("--nodes", type=int, default=16)
     made.add_argument("--gpus", type=int, default=8, help="of each node")
     made.add_argument("--points", type=int, default=200)
     made.add_argument("--launchers", nargs="+", choices=LAUNCHERS, default=["slurm_packed"])
-    return made.parse_args()
+    return made.parse_args(words)
 
 
 def _run(launcher: str, folder: Path, options: argparse.Namespace) -> SweepResult:
@@ -115,7 +116,3 @@ def _table(found: list[SweepResult], options: argparse.Namespace) -> Table:
         },
         title=f"{options.points} points on {options.nodes} nodes of {options.gpus} GPUs",
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,13 +4,12 @@ Packed: the time between the ends of two consecutive trials of one lane, from th
 start of an element to its end, as Slurm says it (whole seconds). One trial runs at a time either way, and
 batches of the two alternate.
 
-    python -m bench.packing --points 20 --batches 4
+    python -m bench.slurm --part packing --points 20 --batches 4
 """
 
 from __future__ import annotations
 
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from datetime import datetime
@@ -21,7 +20,7 @@ from statistics import median
 from rich.table import Table
 
 from bench.output import parser, publish
-from bench.sweeps import Sweep, private_slurm
+from bench.slurm.sweeps import Sweep, private_slurm
 from bench.table import sample_table
 
 TARGET_RATIO = 5
@@ -33,12 +32,12 @@ _OPTIONS = {
 }
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Measure, print, write; times are never a reason to fail."""
-    made = parser(__doc__, "packing")
+    made = parser(__doc__, "packing", "slurm")
     made.add_argument("--points", type=int, default=20, help="of each launcher")
     made.add_argument("--batches", type=int, default=4, help="of each launcher, <= points")
-    options = made.parse_args()
+    options = made.parse_args(words)
     size = options.points // options.batches
     packed_s: list[float] = []
     array_s: list[float] = []
@@ -87,7 +86,3 @@ def _table(packed_s: Sequence[float], array_s: Sequence[float], ratio: float) ->
         title=f"Time of a trivial point, seconds; an element of an array costs {ratio:.1f} packed points",
         caption=f"target: at least {TARGET_RATIO}",
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

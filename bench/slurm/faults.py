@@ -4,7 +4,7 @@ A cell is right when the record says the right status, kind of error, rank and p
 the most seconds from the fault (for a hang, from the deadline) to the record. Slurm's own daemons run on this
 machine, a private cluster of two nodes that nothing else can see.
 
-    python -m bench.faults --repeat 3 --launchers slurm --faults scancel 'node down'
+    python -m bench.slurm --part faults --repeat 3 --launchers slurm --faults scancel 'node down'
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from typing import Any
 
 from rich.table import Table
 
-from bench.fault_acts import ACTS, await_idle, private_slurm, run, underway
-from bench.fault_cases import CASES, GROUPS, LAST_RANK, LAUNCHERS, ON_SLURM, SHAPES, Case, is_refused
-from bench.fault_models import BEGUN, FAULT
 from bench.output import parser, publish
+from bench.slurm.fault_acts import ACTS, await_idle, private_slurm, run, underway
+from bench.slurm.fault_cases import CASES, GROUPS, LAST_RANK, LAUNCHERS, ON_SLURM, SHAPES, Case, is_refused
+from bench.slurm.fault_models import BEGUN, FAULT
 from bench.table import Column, table_of
 from harness.ranks.agent import sigterm_exits
 from harness.records.store import RECORD
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PATIENCE_S = 5.0
 """How late a record may be after its fault or deadline."""
 
@@ -97,7 +97,7 @@ class _Sweep:
     @property
     def command(self) -> list[str]:
         group = GROUPS[self.group]
-        factories = sorted({f"bench.fault_models:{case.factory}" for case in self.cases})
+        factories = sorted({f"bench.slurm.fault_models:{case.factory}" for case in self.cases})
         return [
             sys.executable, "-m", "harness", "-m",
             _TWO_NODES, *_OVERRIDES, *LAUNCHERS[self.launcher], *group.options,
@@ -179,9 +179,9 @@ class _Sweep:
         return written_s - since_s - (GROUPS[self.group].deadline_s if self.group == "hang" else 0.0)
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Run the matrix, print it, write the JSON; return 1 if a cell is wrong or a driver hangs."""
-    arguments = _arguments()
+    arguments = _arguments(words)
     with sigterm_exits():
         cells = [
             cell
@@ -244,13 +244,13 @@ def matrix(*, faults: Collection[str], launchers: Sequence[str], shapes: Sequenc
         yield from cells
 
 
-def _arguments() -> argparse.Namespace:
-    made = parser(__doc__, "faults")
+def _arguments(words: Sequence[str]) -> argparse.Namespace:
+    made = parser(__doc__, "faults", "slurm")
     made.add_argument("--repeat", type=int, default=1)
     names = [case.name for case in CASES]
     for option, choices in (("faults", names), ("launchers", list(LAUNCHERS)), ("shapes", list(SHAPES))):
         made.add_argument(f"--{option}", nargs="+", choices=choices, default=choices, metavar="NAME")
-    return made.parse_args()
+    return made.parse_args(words)
 
 
 @contextlib.contextmanager
@@ -269,7 +269,7 @@ def _is_of(record: dict[str, Any], case: Case, shape: str) -> bool:
     experiment = record["experiment"]
     mesh, factory = experiment["mesh"], experiment["model"]["factory"]
     ranks = mesh["dp_replicate"] * mesh["dp_shard"] // mesh["nodes"]
-    return factory == f"bench.fault_models:{case.factory}" and f"{mesh['nodes']}x{ranks}" == shape
+    return factory == f"bench.slurm.fault_models:{case.factory}" and f"{mesh['nodes']}x{ranks}" == shape
 
 
 def _touched_s(path: Path) -> float | None:
@@ -310,7 +310,3 @@ def _words(case: Case, runs: Sequence[Cell]) -> str:
     late_s = max((cell.late_s for cell in runs if cell.late_s is not None), default=None)
     count = f"{sum(cell.is_right for cell in runs)}/{len(runs)}"
     return count if late_s is None else f"{count} {late_s:.1f}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

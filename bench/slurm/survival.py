@@ -7,7 +7,7 @@ itself. Every start
 of a trial leaves a trace in a file. On this machine, a trial that was running dies with its driver and starts
 again; as a job of Slurm it lives on, and starts once.
 
-    python -m bench.survival --kills 20
+    python -m bench.slurm --part survival --kills 20
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from rich.table import Table
 
 from bench.output import parser, publish
-from bench.sweeps import Sweep, plan_line, private_slurm
+from bench.slurm.sweeps import Sweep, plan_line, private_slurm
 from bench.table import table_of
 from harness.records.store import Store
 
@@ -84,15 +84,15 @@ class Survivor:
         )
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Kill, repeat, print, write; return 1 when a point was lost or ran twice."""
-    made = parser(__doc__, "survival")
+    made = parser(__doc__, "survival", "slurm")
     made.add_argument("--kills", type=int, default=20, help="of each launcher")
     made.add_argument("--kills-a-sweep", type=int, default=2)
     made.add_argument("--points", type=int, default=3, help="of each shape, >= 1")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--launchers", nargs="+", choices=LAUNCHERS, default=LAUNCHERS)
-    options = made.parse_args()
+    options = made.parse_args(words)
     kills: list[Kill] = []
     survivors: list[Survivor] = []
     spans_s: dict[str, float] = {}
@@ -215,7 +215,3 @@ def _table(kills: Sequence[Kill], survivors: Sequence[Survivor]) -> Table:
         title=f"{len(kills)} drivers killed: {lost} finished points lost, {twice} run twice",
         caption=f"{right} of {len(survivors)} sweeps ended with every record",
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

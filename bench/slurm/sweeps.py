@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from bench.starts import VARIABLE, starts_of
+from bench.slurm.starts import VARIABLE, starts_of
 from harness.ranks.agent import sigterm_exits
 from harness.records.store import RECORD
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TRIVIAL = (
     "model=python",
-    "model.factory=bench.starts:counted",
+    "model.factory=bench.slurm.starts:counted",
     "data=synthetic",
     "batch_size=4",
     "sequence_length=8",

@@ -1,0 +1,1 @@
+"""Sweeps on a private Slurm."""
