@@ -176,9 +176,9 @@ def captured_compiled(experiment: Experiment, compiler: str) -> tuple[StepGraph,
     return compiled_planning.captured(step, ModelModules.of(trainee.model, blocks))
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Plan all models and budgets, print, write the JSON; return 1 where a plan breaks a promise."""
-    arguments = _arguments()
+    arguments = _arguments(words)
     prepared: list[Prepared] = []
     planned: list[Planned] = []
     smallest: list[Smallest] = []
@@ -279,7 +279,7 @@ def _interval(ratio: Ratio) -> str:
     return f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
 
 
-def _arguments() -> argparse.Namespace:
+def _arguments(words: Sequence[str]) -> argparse.Namespace:
     made = parser(__doc__, "budget")
     made.add_argument("--models", nargs="+", default=MODELS)
     made.add_argument("--overrides", nargs="*", default=OVERRIDES, help="of all models")
@@ -287,7 +287,7 @@ def _arguments() -> argparse.Namespace:
     made.add_argument("--compiler", choices=("none", "aot_eager"), default="none", help="of the blocks")
     made.add_argument("--plan-only", action="store_true", help="run nothing, for models that do not fit here")
     made.add_argument("--pairs", type=int, default=12, help="of steps that are timed")
-    return made.parse_args()
+    return made.parse_args(words)
 
 
 def _captured(experiment: Experiment, compiler: str) -> tuple[StepGraph, Callable[[Plan], Plan]]:
@@ -388,7 +388,3 @@ def _title(prepared: Sequence[Prepared]) -> str:
 
 def _is_broken(planned: Planned) -> bool:
     return planned.used is not None and (planned.used > 1 or (planned.points or 0.0) < 0)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -4,14 +4,14 @@ Each model is captured once and planned twice, with groups and with blocks alone
 peak that each reaches, and `ac=full`; the cheapest plan of each at budgets that both keep; and, with
 `--measure`, a step of each smallest plan, whose peak and FLOPs must be the predicted ones.
 
-    python -m bench.budget_groups [--models gpt_nano …] [--blocks 8 12 24] [--measure]
+    python -m bench.budget --part budget_groups [--models gpt_nano …] [--blocks 8 12 24] [--measure]
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 import torch
 from rich.console import Group
 
-from bench.budget import MODELS, captured
+from bench.budget.shares import MODELS, captured
 from bench.output import parser, publish
 from bench.table import Column, table_of
 from bench.trials import experiments
@@ -97,9 +97,9 @@ class Measured:
     is_predicted: bool | None
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Plan, print, write the JSON; return 1 where a measured step is not the planned one."""
-    arguments = _arguments()
+    arguments = _arguments(words)
     smallest: list[Smallest] = []
     both: list[Both] = []
     measured: list[Measured] = []
@@ -167,13 +167,13 @@ _MEASURED_COLUMNS: dict[str, Column] = {
 }
 
 
-def _arguments() -> argparse.Namespace:
-    made = parser(__doc__, "budget_groups")
+def _arguments(words: Sequence[str]) -> argparse.Namespace:
+    made = parser(__doc__, "budget_groups", "budget")
     made.add_argument("--models", nargs="+", default=MODELS)
     made.add_argument("--blocks", nargs="+", type=int, default=(8, 12, 24))
     made.add_argument("--overrides", nargs="*", default=_OVERRIDES, help="of all models")
     made.add_argument("--measure", action="store_true", help="run the smallest plans and ac=full")
-    return made.parse_args()
+    return made.parse_args(words)
 
 
 def _smallest(plan: Plan, model: str, blocks: int, plans: str, seconds: float) -> Smallest:
@@ -246,7 +246,3 @@ def _report(overrides: list[str]) -> StepReport:
 
 def _flops(report: StepReport) -> int:
     return report.work.forward_flops + report.work.backward_flops
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

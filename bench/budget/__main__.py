@@ -1,0 +1,15 @@
+"""Plans of ac=budget."""
+
+from __future__ import annotations
+
+import sys
+
+from bench.output import run_part
+
+PARTS = {
+    "shares": "what plans cost at each share of the plain peak",
+    "budget_groups": "what groups of blocks bring",
+}
+
+if __name__ == "__main__":
+    sys.exit(run_part("budget", PARTS))
