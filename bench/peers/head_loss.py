@@ -22,8 +22,8 @@ import torch
 from rich.table import Table
 from torch import Tensor, nn
 
-from bench.chunk_attempt import peak_bytes, relative_difference, results_of
-from bench.head_loss import ByHand, HeadLoss
+from bench.chunking.chunk_attempt import peak_bytes, relative_difference, results_of
+from bench.chunking.head_loss import ByHand, HeadLoss
 from bench.output import parser, publish
 from bench.peers import libraries
 from bench.peers.peer import CannotRunError

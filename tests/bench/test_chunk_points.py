@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from bench import chunk_points
-from bench.chunk_points import Point, Stack
+from bench.chunking import chunk_points
+from bench.chunking.chunk_points import Point, Stack
 
 SMALL = Point(
     name="small attention",

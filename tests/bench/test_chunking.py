@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.chunking import BudgetResult, estimate_errors
+from bench.chunking.budgets import BudgetResult, estimate_errors
 
 
 @pytest.mark.parametrize(

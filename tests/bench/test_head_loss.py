@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench import head_loss
+from bench.chunking import head_loss
 
 
 @pytest.mark.parametrize("is_shifted", [False, True], ids=["all labels", "shifted labels"])

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from bench.architectures import library_of, makers
-from bench.third_party import Planned, in_time, planned
+from bench.chunking.third_party import Planned, in_time, planned
 
 ROW = Planned(
     architecture="LlamaConfig",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
-from bench.chunk_attempt import relative_difference
+from bench.chunking.chunk_attempt import relative_difference
 from strategies.base import PlannedStep, StrategyError
 from strategies.chunk import ChunkPlan
 from tests.covering import marked

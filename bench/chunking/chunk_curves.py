@@ -1,6 +1,6 @@
 """Chunk curves: measured peak and time against the budget, one figure a model.
 
-    python -m bench.chunk_curves docs/results/chunking-*.json --out docs/results
+    python -m bench.chunking --part chunk_curves docs/results/chunking-*.json --out docs/results
 
 reads what `bench.chunking` has written and draws `chunk_curve-<pass>-<model>.svg`.
 """
@@ -21,16 +21,16 @@ _SIZE = {"width": 360, "height": 220}
 _SERIES = "what"
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Draw the figures and print their paths."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.chunk_curves",
+        prog="python -m bench.chunking --part chunk_curves",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("results", nargs="+", type=Path, help="JSON files of bench.chunking")
     parser.add_argument("--out", type=Path, default=Path("outputs/bench"), help="the folder of the figures")
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(words)
     chosen.out.mkdir(parents=True, exist_ok=True)
     for path in chosen.results:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -89,7 +89,3 @@ def _times(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _point(row: Mapping[str, Any], series: str, value: float) -> dict[str, Any]:
     return {"budget": 100 * row["fraction"], _SERIES: series, "value": value}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,16 +4,15 @@ Plain blocks of attention, and language models with their loss inside. Each poin
 of the activation peak as it is, and the time that it may take. Bytes are measured, times are medians of
 rounds in which the plain model and the planned one take turns.
 
-    python -m bench.chunk_points [--training]
+    python -m bench.chunking --part chunk_points [--training]
 
 Source: Zhao et al. 2024, AutoChunk, arXiv:2401.10652, for the sequences and the budgets of forward.
 """
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,7 +21,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bench.chunk_attempt import PlannedPass, peak_above_gradients_bytes
+from bench.chunking.chunk_attempt import PlannedPass, peak_above_gradients_bytes
 from bench.output import parser, publish
 from bench.table import table_of
 from harness.models.base import Batch
@@ -214,11 +213,11 @@ class Longest:
         )
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Measure, print the table, write the JSON; return 1 where a budget is not kept."""
-    arguments = parser(__doc__, "chunk_points")
+    arguments = parser(__doc__, "chunk_points", "chunking")
     arguments.add_argument("--training", action="store_true", help="the points of training")
-    chosen = arguments.parse_args()
+    chosen = arguments.parse_args(words)
     torch.set_num_threads(1)
     points = TRAINING if chosen.training else FORWARD
     rows = [_row(point, training=chosen.training) for point in points]
@@ -285,7 +284,3 @@ def _table(rows: list[PointResult], longest: Longest | None) -> Table:
         },
         caption=caption,
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -23,7 +23,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from bench.chunk_attempt import ROUNDS, PlannedPass, relative_difference, results_of
+from bench.chunking.chunk_attempt import ROUNDS, PlannedPass, relative_difference, results_of
 from bench.output import parser, publish
 from bench.table import table_of
 from bench.trials import experiments
@@ -102,7 +102,7 @@ class BudgetResult:
         return self.measured_bytes <= self.predicted_bytes <= self.budget_bytes
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Measure, print the table, write the JSON; return 1 where a budget or a prediction does not hold."""
     arguments = parser(__doc__, "chunking")
     arguments.add_argument("--training", action="store_true", help="plan forward and backward")
@@ -110,7 +110,7 @@ def main() -> int:
     arguments.add_argument(
         "--timed", nargs="*", type=float, default=TIMED, help="budgets whose time is taken"
     )
-    chosen = arguments.parse_args()
+    chosen = arguments.parse_args(words)
     torch.set_num_threads(1)
     rows = [row for name in chosen.models for row in _rows(name, chosen.timed, training=chosen.training)]
     protocol = {
@@ -205,7 +205,3 @@ def estimate_errors(rows: Sequence[BudgetResult]) -> dict[tuple[str, float], flo
         for row in rows
         if row.slowdown is not None and row.estimated_slowdown is not None
     }
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,7 +6,7 @@ with a limit of CPU time. Bytes are those of the project's meter. Libraries that
 and left out.
 
     python -m pip install transformers timm torchvision diffusers
-    python -m bench.third_party [--forward] [--matching Llama] [--fraction 0.5] [--resume]
+    python -m bench.chunking --part third_party [--forward] [--matching Llama] [--fraction 0.5] [--resume]
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from bench.architectures import LIBRARIES, library_of, makers, missing_libraries
-from bench.chunk_attempt import PlannedPass
+from bench.chunking.chunk_attempt import PlannedPass
 from bench.output import keep, parser, publish
 from bench.table import table_of
 from harness.measure.environment import describe
@@ -91,15 +91,15 @@ class Planned:
         return self.outcome in {"planned", "refused"} and self.is_kept and self.is_equal
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Plan all architectures, print the table, write the JSON; return 1 where one is not right."""
-    made = parser(__doc__, "third_party")
+    made = parser(__doc__, "third_party", "chunking")
     made.add_argument("--forward", action="store_true", help="plan a forward without gradients")
     made.add_argument("--matching", default="", help="only architectures whose name contains this")
     made.add_argument("--fraction", type=float, default=0.5, help="budget / bytes as it is")
     made.add_argument("--limit", type=int, default=_LIMIT_S, help="CPU seconds that an architecture may take")
     made.add_argument("--resume", action="store_true", help="keep what the JSON file has of the same sources")
-    chosen = made.parse_args()
+    chosen = made.parse_args(words)
     torch.set_num_threads(1)
     missing, training = missing_libraries(), not chosen.forward
     names = [name for name in makers() if library_of(name) not in missing and chosen.matching in name]
@@ -247,7 +247,3 @@ def _table(rows: list[Planned]) -> Table:
             "sentence": lambda row: row.sentence[-120:],
         },
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

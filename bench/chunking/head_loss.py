@@ -6,7 +6,7 @@ each run again in backward. Bytes are activation peaks of live storages, exact a
 parameters. Times are medians of rounds in which all of them take turns. Kernels of Triton run on no CPU and
 are left out.
 
-    python -m bench.head_loss [--vocabularies 32000 ...] [--batches 1 2 4] [--fractions 0.05 0.25]
+    python -m bench.chunking --part head_loss [--vocabularies 32000 ...] [--batches 1 2 4] [--fractions 0.25]
 
 Source: torchtune's `LinearCrossEntropyLoss` for the loss by hand.
 """
@@ -14,7 +14,6 @@ Source: torchtune's `LinearCrossEntropyLoss` for the loss by hand.
 from __future__ import annotations
 
 import copy
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from bench.chunk_attempt import peak_bytes, relative_difference, results_of
+from bench.chunking.chunk_attempt import peak_bytes, relative_difference, results_of
 from bench.output import parser, publish
 from bench.table import table_of
 from harness.models.base import Batch
@@ -100,9 +99,9 @@ class HeadLossResult:
     relative_difference: float
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Measure, print the table, write the JSON; return 1 where a plan breaks its budget."""
-    arguments = parser(__doc__, "head_loss")
+    arguments = parser(__doc__, "head_loss", "chunking")
     arguments.add_argument("--vocabularies", nargs="+", type=int, default=[32_000, 128_256])
     arguments.add_argument("--batches", nargs="+", type=int, default=[1, 2, 4])
     arguments.add_argument("--length", type=int, default=256, help="tokens of a sequence")
@@ -110,7 +109,7 @@ def main() -> int:
     arguments.add_argument(
         "--fractions", nargs="+", type=float, default=[0.05, 0.25], help="budgets / peak of the plain loss"
     )
-    chosen = arguments.parse_args()
+    chosen = arguments.parse_args(words)
     torch.set_num_threads(1)
     rows = [
         row
@@ -194,7 +193,3 @@ def _table(rows: list[HeadLossResult]) -> Table:
         },
         caption=f"by hand: {_CHUNKS} chunks of tokens, each run again in backward",
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

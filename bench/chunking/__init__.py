@@ -1,0 +1,1 @@
+"""Chunk plans: bytes and time."""

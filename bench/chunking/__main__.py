@@ -1,0 +1,18 @@
+"""Chunk plans: bytes and time."""
+
+from __future__ import annotations
+
+import sys
+
+from bench.output import run_part
+
+PARTS = {
+    "budgets": "which budgets of activations are kept, for how much time",
+    "chunk_points": "the same at published points, and the longest sequence in fixed bytes",
+    "head_loss": "head and loss plain, by hand and planned",
+    "third_party": "architectures of other libraries at half of their bytes",
+    "chunk_curves": "figures of what the first part has written",
+}
+
+if __name__ == "__main__":
+    sys.exit(run_part("chunking", PARTS))
