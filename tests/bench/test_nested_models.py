@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bench.nested_models import Outcome, Usage, compared, is_as_claimed, labels_of, used
+from bench.nested.nested_models import Outcome, Usage, compared, is_as_claimed, labels_of, used
 
 ROW = Usage(architecture="library/Name", way="plain", outcome="bitwise")
 BITWISE = [ROW] * 98

@@ -18,13 +18,14 @@ Times are those of 16 blocks beside `ac=full` in the same process. The target is
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import torch
 from rich.console import Group
 from rich.table import Table
 
-from bench.nested_times import NestedTime, measured_times
+from bench.nested.nested_times import NestedTime, measured_times
 from bench.output import parser, publish
 from bench.table import table_of
 from bench.trials import experiments
@@ -78,11 +79,11 @@ class NestedStep:
     difference: str | None
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Measure, print the table, write the JSON; return 1 where a number is not the one that follows."""
     made = parser(__doc__, "nested")
     made.add_argument("--pairs", type=int, default=20, help="steps of each kind that are timed")
-    arguments = made.parse_args()
+    arguments = made.parse_args(words)
     torch.set_num_threads(1)
     chosen = [((), True), *((levels, early_stop) for levels in LEVELS for early_stop in (False, True))]
     overrides = [
@@ -214,7 +215,3 @@ def _table_of_times(rows: list[NestedTime]) -> Table:
         },
         title="16 blocks beside ac=full, CPU time, A B B A",
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,13 +5,12 @@ two steps in each of the ways in which people call it. The children of its longe
 regions, inside one around that list, and so are those of lists that lie as deep. Outputs, loss, gradients,
 buffers and weights of both steps are compared. Libraries that are not installed are said, and left out.
 
-    python -m bench.nested_models [--matching Llama]
+    python -m bench.nested --part nested_models [--matching Llama]
 """
 
 from __future__ import annotations
 
 import copy
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -60,11 +59,11 @@ class Usage:
     sentence: str = ""
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Train all, print the table, write the JSON; return 1 where the target is missed or one is wrong."""
-    made = parser(__doc__, "nested_models")
+    made = parser(__doc__, "nested_models", "nested")
     made.add_argument("--matching", default="", help="only architectures whose name contains this")
-    chosen = made.parse_args()
+    chosen = made.parse_args(words)
     torch.set_num_threads(1)
     missing = missing_libraries()
     names = [name for name in makers() if library_of(name) not in missing and chosen.matching in name]
@@ -277,7 +276,3 @@ def _table(rows: Sequence[Usage]) -> Table:
             "sentence": lambda row: row.sentence[:120],
         },
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
