@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.prediction_speed import Case, Cost, cases, cost_of
+from bench.prediction.prediction_speed import Case, Cost, cases, cost_of
 from harness.errors import ConfigError
 from harness.sweep.question import Answer, Question
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.step_times import StepTime, ordered, step_times
+from bench.prediction.step_times import StepTime, ordered, step_times
 from tests.harness.predict.predicted import hardware
 
 

@@ -4,7 +4,7 @@ Each model is asked about in a process of its own, for a memory between those of
 seconds and resident memory are those of the whole answer, imports and proof included. Then every option is
 trained on the CPU for a step under the meters; its bytes have to be the predicted ones.
 
-    python -m bench.fit --models gpt_nano hf:GPT2Config
+    python -m bench.prediction --part fit --models gpt_nano hf:GPT2Config
 """
 
 from __future__ import annotations
@@ -123,12 +123,12 @@ def _measured(experiment: Experiment) -> tuple[int, int]:
     return memory.peak_bytes + memory.host_peak_bytes, memory.saved_bytes
 
 
-def main() -> None:
+def main(words: Sequence[str]) -> int:
     """Ask about each model in a process of its own, and print the table."""
-    arguments = parser(__doc__, "fit")
+    arguments = parser(__doc__, "fit", "prediction")
     arguments.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     arguments.add_argument("--one", help="a model to ask about in this process", choices=list(MODELS))
-    given = arguments.parse_args()
+    given = arguments.parse_args(words)
     if given.one is not None:
         sys.stdout.write(json.dumps(asdict(result_of(given.one, MODELS[given.one]))) + "\n")
         sys.stdout.flush()
@@ -140,11 +140,15 @@ def main() -> None:
         protocol={"between": _BETWEEN, "words": {model: MODELS[model] for model in given.models}},
         results=[asdict(each) for each in results],
     )
+    return 0
 
 
 def _asked(model: str) -> Result:
     done = subprocess.run(
-        [sys.executable, "-m", "bench.fit", "--one", model], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "bench.prediction", "--part=fit", "--one", model],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     print(done.stdout.strip(), flush=True)
     found = json.loads(done.stdout.splitlines()[-1])
@@ -163,7 +167,3 @@ def _table(results: Sequence[Result]) -> Table:
         "of": "measured",
     }
     return table_of(results, columns)
-
-
-if __name__ == "__main__":
-    main()

@@ -6,13 +6,12 @@ step takes the least of its times; its interval ends at their first quartile. A 
 the order where the intervals do not meet. Predictions are for `hardware=this_cpu`, which
 `acbench-calibrate` measures; no number of a model is in it.
 
-    python -m bench.step_times --models gpt_nano llama_nano
+    python -m bench.prediction --part step_times --models gpt_nano llama_nano
 """
 
 from __future__ import annotations
 
 import gc
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -64,13 +63,13 @@ class StepTime:
         return self.predicted_s / self.measured_s - 1
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Predict, measure, print, write the JSON."""
-    made = parser(__doc__, "step_times")
+    made = parser(__doc__, "step_times", "prediction")
     made.add_argument("--models", nargs="+", default=MODELS)
     made.add_argument("--acs", nargs="+", default=ACS)
     made.add_argument("--rounds", type=int, default=15, help="steps of each variant")
-    arguments = made.parse_args()
+    arguments = made.parse_args(words)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     found = [
@@ -167,7 +166,3 @@ def _table(found: Sequence[StepTime]) -> Table:
         },
         title="Step times on one thread of this CPU, the worst first",
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

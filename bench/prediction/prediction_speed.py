@@ -4,14 +4,13 @@ Each case runs in a fork of this process, which has imported torch, so that impo
 has the traces of another. Where the machine is busy, CPU seconds say more than seconds: a target is reached
 where seconds are within it, or the CPU seconds of each process.
 
-    python -m bench.prediction_speed --points 100
+    python -m bench.prediction --part prediction_speed --points 100
 """
 
 from __future__ import annotations
 
 import os
 import resource
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -127,11 +126,11 @@ def cases(n_points: int) -> list[Case]:
     ]
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Predict, print, write; times are never a reason to fail."""
-    made = parser(__doc__, "prediction_speed")
+    made = parser(__doc__, "prediction_speed", "prediction")
     made.add_argument("--points", type=int, default=20, help="points of the long sweep")
-    options = made.parse_args()
+    options = made.parse_args(words)
     torch.set_num_threads(1)  # forks would wait forever for other threads of this process
     prediction.predict(_questions(["model=llama_nano ac=full"])[0].experiment)  # imports what a step needs
     load_average = os.getloadavg()[0]
@@ -224,7 +223,3 @@ def _used() -> list[resource.struct_rusage]:
 
 def _cpu_s() -> float:
     return sum(each.ru_utime + each.ru_stime for each in _used())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,16 @@
+"""Predictions and how near they are."""
+
+from __future__ import annotations
+
+import sys
+
+from bench.output import run_part
+
+PARTS = {
+    "prediction_speed": "how long predictions take",
+    "step_times": "how far predicted step times are from measured ones",
+    "fit": "what acbench-fit finds, and whether its bytes are right",
+}
+
+if __name__ == "__main__":
+    sys.exit(run_part("prediction", PARTS))
