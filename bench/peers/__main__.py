@@ -1,150 +1,16 @@
-"""Peers of `ac=budget` through their own libraries: same model, same meters, one run.
-
-Each peer runs at its own settings. At the peak that it reaches, measured, `ac=budget` plans and runs; so does
-the bound. FLOPs and bytes are those of the meters; steps are timed in turns. Of compiled peers no time is
-compared: `aot_eager` runs the operators of their graphs one by one, so that the meters see them. Peers from
-other packages are rows without numbers where these are missing:
-
-    pip install --no-deps --target FOLDER torchtitan tyro docstring_parser typeguard spmd-types
-    pip install --no-deps --target FOLDER pulp pwlf ckptplan
-    PYTHONPATH=FOLDER python -m bench.peers [--workloads gpt llama llama_softmax vit] [--only rotor]
-"""
+"""Peers of ours through their own libraries."""
 
 from __future__ import annotations
 
 import sys
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 
-import torch
-from rich.console import Group
-from rich.table import Table
+from bench.output import run_part
 
-from bench.output import parser, publish
-from bench.peers import blockwise, compiler, libraries, rotor, sac
-from bench.peers.compared import Compared, Comparison
-from bench.peers.ours import Ablation
-from bench.peers.peer import Peer
-from bench.peers.workload import WORKLOADS, Workload
-from bench.table import NOTHING, table_of
-from harness.records.statistics import Ratio
-
-SHARES = tuple(share / 100 for share in range(20, 101, 5))
-"""Budgets of ablations and of the figure's lines."""
-
-
-VERDICTS = ("ahead", "equal", "behind", "no plan", "not run")
-
-
-def main() -> int:
-    """Compare, print the tables, write the JSON; return 1 where a plan breaks its budget."""
-    arguments = parser(__doc__, "peers")
-    arguments.add_argument("--workloads", nargs="+", choices=[*WORKLOADS], default=[*WORKLOADS])
-    arguments.add_argument("--only", default="", help="peers whose name has this")
-    arguments.add_argument("--turns", type=int, default=6, help="timed steps of each; 0: none")
-    chosen = arguments.parse_args()
-    torch.set_num_threads(1)
-    rows: list[Compared] = []
-    ablations: list[Ablation] = []
-    for name in chosen.workloads:
-        workload = WORKLOADS[name]
-        with workload.kernels():
-            comparison = Comparison(workload, chosen.turns)
-            for peer in peers(workload):
-                if chosen.only in peer.name:
-                    rows.append(comparison.of(peer))
-                    print(_line(rows[-1]), file=sys.stderr, flush=True)
-            ablations += [comparison.ours.ablation(share) for share in SHARES]
-    publish(
-        Group(_table(rows), _ablation_table(ablations), *_summaries(rows)),
-        chosen.out,
-        protocol={
-            "workloads": {name: WORKLOADS[name].overrides for name in chosen.workloads},
-            "turns": chosen.turns,
-            "threads": 1,
-            "packages": libraries.versions(),
-        },
-        results={
-            "peers": [_as_json(row) for row in rows],
-            "ablations": [asdict(each) for each in ablations],
-        },
-    )
-    return int(any(row.ours_bytes is not None and row.ours_bytes > (row.peak_bytes or 0) for row in rows))
-
-
-def peers(workload: Workload) -> Iterator[Peer]:
-    """Yield all peers of a workload."""
-    sizes = rotor.sizes_of_blocks(workload)
-    yield from blockwise.peers(len(sizes))
-    yield from rotor.peers(sizes)
-    yield from libraries.peers()
-    yield from sac.peers()
-    yield from compiler.peers()
-
-
-def summary(rows: Sequence[Compared]) -> str:
-    """Return how often ours is ahead, equal or behind, and the worst gap, of one workload."""
-    counts = Counter(row.verdict for row in rows)
-    words = ", ".join(f"{counts[word]} {word}" for word in VERDICTS)
-    compared = [row for row in rows if row.points is not None]
-    if not compared:
-        return f"{rows[0].workload}: {words}"
-    worst = min(compared, key=lambda row: row.points or 0.0)
-    against = f"{worst.peer} {worst.setting}".rstrip()
-    return (
-        f"{rows[0].workload}: {words}; least gain over {against}: {worst.points:+.2f} points at a peak of "
-        f"{worst.share:.3f} of the plain one"
-    )
-
-
-def _summaries(rows: Sequence[Compared]) -> list[str]:
-    names = dict.fromkeys(row.workload for row in rows)
-    return [summary([row for row in rows if row.workload == name]) for name in names]
-
-
-def _as_json(row: Compared) -> dict[str, object]:
-    return {**asdict(row), "verdict": row.verdict}
-
-
-def _line(row: Compared) -> str:
-    costs = f"peer {row.extra}, ours {row.ours}, bound {row.bound}"
-    return f"{row.workload}, {row.peer} {row.setting}: {row.reason or row.verdict}; {costs}"
-
-
-def _table(rows: Sequence[Compared]) -> Table:
-    return table_of(
-        rows,
-        {
-            "workload": "workload",
-            "peer": "peer",
-            "setting": "setting",
-            "peak": "share:.4f",
-            "extra FLOPs %": "extra:.2f",
-            "ours": "ours:.2f",
-            "bound": "bound:.2f",
-            "points": "points:+.2f",
-            "": lambda row: row.reason or row.verdict,
-            "time": lambda row: _ratio(row.time),
-            "ours / peer": lambda row: _ratio(row.ours_over_peer),
-        },
-        caption="peak: of the plain step; ours: ac=budget at the peer's peak; times: [95 % interval]",
-    )
-
-
-def _ablation_table(rows: Sequence[Ablation]) -> Table:
-    columns = {
-        "workload": "workload",
-        "budget": "share:.2f",
-        **{name.replace("_", " "): f"{name}:.2f" for name in ("bound", "exact", "greedy", "uniform")},
-        "whole blocks": "whole_blocks:.2f",
-    }
-    return table_of(rows, columns, title="extra FLOPs %, with less to choose from")
-
-
-def _ratio(ratio: Ratio | None) -> str:
-    return NOTHING if ratio is None else f"{ratio.median:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
-
+PARTS = {
+    "against": "peers of ac=budget: same model, same meters, one run",
+    "head_loss": "chunked losses of others beside chunk=budget",
+    "figure": "a figure of what the first part has written",
+}
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_part("peers", PARTS))

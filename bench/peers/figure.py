@@ -1,6 +1,6 @@
 """The figure of the peers: extra FLOPs and step time against the measured peak, one row of panels a workload.
 
-    python -m bench.peers.figure docs/results/peers_*-cpu-*.json --out docs/results/peers.svg
+    python -m bench.peers --part figure docs/results/peers_*-cpu-*.json --out docs/results/peers.svg
 
 reads what `bench.peers` has written.
 """
@@ -28,16 +28,16 @@ _PEAK = {
 }
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Draw the figure and print its path."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.peers.figure",
+        prog="python -m bench.peers --part figure",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("results", nargs="+", type=Path, help="JSON files of bench.peers")
     parser.add_argument("--out", type=Path, default=Path("outputs/bench/peers.svg"), help="the figure")
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(words)
     found = [json.loads(path.read_text(encoding="utf-8"))["results"] for path in chosen.results]
     rows = [row for each in found for row in each["peers"]]
     ablations = [row for each in found for row in each["ablations"]]
@@ -113,7 +113,3 @@ def _ran(rows: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str, Any]
 
 def _peak(row: Mapping[str, Any]) -> float:
     return 100 * float(row["peak_bytes"]) / float(row["plain_bytes"])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,14 +4,13 @@ The head is a linear map to the vocabulary, the loss the mean cross entropy of a
 activation peaks of live storages, without gradients of parameters. Times are ratios in turns. Kernels of
 Liger and of CCE are written in Triton and run on CUDA alone; they are rows that say so.
 
-    PYTHONPATH=FOLDER python -m bench.peers.head_loss [--vocabularies 32000] [--fractions 0.05 0.25]
+    PYTHONPATH=FOLDER python -m bench.peers --part head_loss [--vocabularies 32000] [--fractions 0.05 0.25]
 """
 
 from __future__ import annotations
 
 import copy
 import importlib.util
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -98,16 +97,17 @@ class HeadPeer:
     reason: str = ""
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Measure, print the table, write the JSON; return 1 where a plan breaks its budget."""
-    arguments = parser(__doc__, "peers.head_loss")
+    arguments = parser(__doc__, "head_loss", "peers")
+    arguments.set_defaults(out=Path("outputs/bench/peers.head_loss.json"))
     arguments.add_argument("--vocabularies", nargs="+", type=int, default=[32_000])
     arguments.add_argument("--batch", type=int, default=2)
     arguments.add_argument("--length", type=int, default=256, help="tokens of a sequence")
     arguments.add_argument("--width", type=int, default=256, help="of the hidden states")
     arguments.add_argument("--fractions", nargs="+", type=float, default=[0.05, 0.25], help="budgets")
     arguments.add_argument("--turns", type=int, default=6, help="timed steps of each")
-    chosen = arguments.parse_args()
+    chosen = arguments.parse_args(words)
     torch.set_num_threads(1)
     shape = (chosen.batch, chosen.length, chosen.width)
     rows = [
@@ -199,7 +199,3 @@ def _table(rows: Sequence[HeadPeer]) -> Table:
 
 def _ratio(ratio: Ratio) -> str:
     return f"{ratio.median:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

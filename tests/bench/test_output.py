@@ -13,7 +13,7 @@ import pytest
 from bench.output import parser, run_part
 
 BENCH = Path(__file__).parents[2] / "bench"
-COMMANDS = [path.parent.name for path in sorted(BENCH.glob("*/__main__.py")) if path.parent.name != "peers"]
+COMMANDS = [path.parent.name for path in sorted(BENCH.glob("*/__main__.py"))]
 PARTS = {"first": "of nothing", "second": "of nothing either"}
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bench.peers import blockwise, libraries, rotor
-from bench.peers.__main__ import summary
+from bench.peers.against import summary
 from bench.peers.blockwise import Schedule
 from bench.peers.compared import Compared, Comparison
 from bench.peers.figure import chart
