@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.outside import ask, case_names
+from bench.gallery.outside import ask, case_names
 
 
 @pytest.mark.matrix

@@ -1,7 +1,7 @@
 """Run every case of `tests.gallery.outside` in a process of its own, and compare its answer.
 
-python -m bench.outside                  # all cases; exits with 1 where an answer is wrong
-python -m bench.outside fused_loss …    # these cases
+python -m bench.gallery --part outside                  # all cases; exits with 1 where an answer is wrong
+python -m bench.gallery --part outside fused_loss …    # these cases
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def case_names() -> list[str]:
 def ask(case: str) -> Answer:
     """Run one case in a process of its own, in an empty folder, and return what it answered."""
     module = import_module(f"{outside.__name__}.{case}")
-    root = str(Path(__file__).parents[1])
+    root = str(Path(__file__).parents[2])
     program = (
         f"import sys; sys.path.insert(0, {root!r}); from {outside.__name__}.{case} import answer; "
         f"print({_MARK!r} + answer(), flush=True)"
@@ -83,11 +83,11 @@ def ask(case: str) -> Answer:
     return Answer(case=case, asked=asked, before=module.BEFORE, after=after, right=module.RIGHT)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str]) -> int:
     """Print the table of all cases; return 1 where an answer is wrong."""
-    options = parser(__doc__, "outside")
+    options = parser(__doc__, "outside", "gallery")
     options.add_argument("cases", nargs="*", help="names of cases; all by default")
-    chosen = options.parse_args(arguments)
+    chosen = options.parse_args(words)
     answers = [ask(case) for case in chosen.cases or case_names()]
     columns: dict[str, Column] = {
         "case": "case",
@@ -114,7 +114,3 @@ def _said(done: subprocess.CompletedProcess[str]) -> str:
     if done.returncode < 0:
         return f"ended by {signal.Signals(-done.returncode).name}"
     return f"exit {done.returncode}: {done.stderr.strip().rpartition(chr(10))[2][:200]}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,15 +1,14 @@
 """What `assert_neutral` says of ten architectures of `transformers` with their own checkpoints.
 
-python -m bench.assert_neutral --matching Llama
+python -m bench.gallery --part assert_neutral --matching Llama
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -67,11 +66,11 @@ class Said:
     seconds: float
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Check the chosen architectures, print the table, write the JSON."""
-    made = parser(__doc__, "assert_neutral")
+    made = parser(__doc__, "assert_neutral", "gallery")
     made.add_argument("--matching", default="", help="only architectures with this in the name")
-    arguments = made.parse_args()
+    arguments = made.parse_args(words)
     warnings.simplefilter("ignore")
     found = [said() for name, said in _architectures() if arguments.matching in name]
     publish(_table(found), arguments.out, protocol={}, results=[asdict(each) for each in found])
@@ -147,7 +146,3 @@ def _table(said: list[Said]) -> Table:
             "reason": lambda each: each.reason[:120],
         },
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

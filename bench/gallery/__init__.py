@@ -1,0 +1,1 @@
+"""What the check says of known cases."""
