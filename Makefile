@@ -9,8 +9,9 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # four on two cores, because tests of Slurm and of deadlines wait for most of their time
 PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
 # a command, or command:part
-BENCHES := files nested nested:nested_models prediction:prediction_speed prediction:step_times budget instrumentation:probes \
-	chunking chunking:chunk_points instrumentation:rewind overhead:point_overhead instrumentation overhead:planning overhead:reports overhead:answers overhead:trial_cost tree
+BENCHES := files nested nested:nested_models prediction:prediction_speed prediction:step_times budget \
+	instrumentation:probes chunking chunking:chunk_points instrumentation:rewind overhead:point_overhead \
+	instrumentation overhead:planning overhead:reports overhead:answers overhead:trial_cost tree
 SLURM_BENCHES := slurm:packing slurm:survival slurm:scale slurm:faults
 GPU_WHEELS := antlr4-python3-runtime|hydra-core|omegaconf|submitit
 
@@ -47,7 +48,8 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Not among them, because it needs transformers, timm, torchvision and diffusers: `python -m bench.chunking --part third_party`.
+# Not among them, because it needs transformers, timm, torchvision and diffusers:
+# `python -m bench.chunking --part third_party`.
 bench: $(STAMP)
 	for name in $(BENCHES); do $(BIN)/python -m bench.$$(echo $$name | sed 's/:/ --part /') || exit 1; done
 	$(BIN)/python -m bench.chunking --part chunk_points --training --out outputs/bench/chunk_points_training.json
