@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,8 +41,13 @@ def test_the_named_part_runs(
     words: list[str], ran: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[tuple[str, list[str]]] = []
+
+    def ran_as(name: str, words: list[str]) -> int:
+        found.append((name, words))
+        return 0
+
     for name in PARTS:
-        part = SimpleNamespace(main=lambda words, name=name: found.append((name, words)) or 0)
+        part = SimpleNamespace(main=partial(ran_as, name))
         monkeypatch.setitem(sys.modules, f"bench.command.{name}", part)
     monkeypatch.setitem(sys.modules, "bench.command", SimpleNamespace(__path__=[]))
     monkeypatch.setattr(sys, "argv", ["command", *words])
