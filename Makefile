@@ -12,7 +12,7 @@ PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
 BENCHES := files nested nested:nested_models prediction:prediction_speed prediction:step_times budget \
 	instrumentation:probes chunking chunking:chunk_points instrumentation:rewind overhead:point_overhead \
 	instrumentation overhead:planning overhead:reports overhead:answers overhead:trial_cost tree
-SLURM_BENCHES := slurm:packing slurm:survival slurm:scale slurm:faults
+SLURM_BENCHES := slurm:packing slurm:scale
 GPU_WHEELS := antlr4-python3-runtime|hydra-core|omegaconf|submitit
 
 TORCH ?= 2.15.0

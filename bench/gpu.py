@@ -193,7 +193,7 @@ STAGES: Mapping[str, Stage] = {
                 "protocol=smoke ac=none,full",
                 140,
                 gpu="model=llama_1b dtype=bf16_mixed batch_size=16 sequence_length=4096",
-                cpu="model=python model.factory=bench.slurm.fault_models:oom",
+                cpu="model=python model.factory=tests.matrix.faults.models:oom",
             ),
         ),
     ),

@@ -20,7 +20,6 @@ from tests.resuming import resuming
 HARDWARE = Path(__file__).parents[1] / "conf" / "hardware"
 LONG = (
     "tests/matrix/",
-    "tests/slurm/test_faults.py",
     "tests/parity/test_matrix.py",
     "tests/slurm/",
     "tests/parity/",
@@ -124,6 +123,7 @@ An empty value keeps none: no test of its kind is cheap."""
 REPEATED: dict[str, tuple[str, ...]] = {
     "tests/matrix/": (
         *("test_toy.py", "test_what_differs", "test_formulas", "test_sets_share"),
+        *("test_every_case", "test_a_wrong_end", "an allocation loses its node", "a preempted element"),
         *("test_legality.py::test_a", "test_equal_experiments", "test_every_rule", "test_what_is_unexpected"),
         *("test_a_slice_is_right", "test_a_guard_that_is_switched_off_is_missed[aliasing"),
         *("test_what_a_recording_does_not_see_is_found_where_nothing_is_proven[checkpoints",),
@@ -264,10 +264,6 @@ REPEATED: dict[str, tuple[str, ...]] = {
     "tests/harness/ranks/test_agent_nodes.py::test_the_end_of_an_agent": ("of node 0",),
     "tests/harness/report/formats/test_page.py::test_the_page_draws_everything": ("wide and light",),
     "tests/slurm/test_sweeps.py::test_two_drivers_at_once": (),
-    "tests/slurm/test_faults.py::test_a_fault_is_named": (
-        "an allocation loses its node",
-        "a preempted element",
-    ),
     "tests/gpu/test_sharded.py::test_gloo_group_of_one": ("fsdp1-full",),
     "tests/bench/test_peers.py::test_peers_recompute_exactly": ("every block",),
     "tests/bench/test_chunk_points.py::test_a_point_within_its_budget": ("training",),

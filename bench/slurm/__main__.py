@@ -9,8 +9,6 @@ from bench.output import run_part
 PARTS = {
     "packing": "what a trivial point costs in one allocation, and as an array element",
     "scale": "whether a large sweep ends with every record",
-    "survival": "what is lost, and what runs twice, when drivers are killed",
-    "faults": "whether the record of every fault names status, kind, rank and phase",
 }
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class Case:
 
     Fields:
         name: of the row.
-        factory: of `bench.slurm.fault_models`.
+        factory: of `tests.matrix.faults.models`.
         group: cases of one group run in one sweep.
         expected: of its record.
         kinds: the error's kind by launcher, where it is not the expected one.

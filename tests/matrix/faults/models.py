@@ -27,9 +27,6 @@ from torch import Tensor, nn
 FAULT = "fault"
 """A file in the trial's folder: when it was touched last is when the fault happened last."""
 
-BEGUN = "begun"
-"""A file in the trial's folder: when a rank that will hang began to build its model."""
-
 _SLOW_S = 3.0
 _SETTLED_S = 0.2
 _FOR_EVER_S = 600
@@ -120,7 +117,7 @@ def hard_exit() -> nn.Module:
 
 def hang() -> nn.Module:
     """Return a model that never returns."""
-    return _hanging(_hang)
+    return Faulty(_hang, "instrument")
 
 
 def hang_once() -> nn.Module:
@@ -301,17 +298,17 @@ def thread_left() -> nn.Module:
 
 def stopped() -> nn.Module:
     """Return a model whose rank is frozen."""
-    return _hanging(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    return Faulty(lambda: os.kill(os.getpid(), signal.SIGSTOP), "instrument")
 
 
 def deaf() -> nn.Module:
     """Return a model that never returns and hears no signal."""
-    return _hanging(_sleep_deaf)
+    return Faulty(_sleep_deaf, "instrument")
 
 
 def lock_held() -> nn.Module:
     """Return a model that never gives the interpreter back."""
-    return _hanging(lambda: ctypes.PyDLL(None).sleep(_FOR_EVER_S))
+    return Faulty(lambda: ctypes.PyDLL(None).sleep(_FOR_EVER_S), "instrument")
 
 
 def planning_error() -> nn.Module:
@@ -344,13 +341,6 @@ class _Planned(Faulty):
         if tokens.device.type == "meta":
             _raise()
         return super().forward(tokens)
-
-
-def _hanging(fault: Callable[[], object]) -> nn.Module:
-    """Return a model that never returns, and note when it was begun."""
-    if _is_last_rank() and not _log().with_name(BEGUN).exists():
-        _log().with_name(BEGUN).touch()
-    return Faulty(fault, "instrument")
 
 
 def _is_last_rank() -> bool:

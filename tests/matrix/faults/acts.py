@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-from bench.slurm.fault_models import FAULT
 from harness.ranks.rank_report import log_path, read_reports
 from harness.records.store import ATTEMPT
+from tests.matrix.faults.models import FAULT
 
-CLUSTER = Path(__file__).parents[2] / "slurm" / "cluster.sh"
+CLUSTER = Path(__file__).parents[3] / "slurm" / "cluster.sh"
 _POLL_S = 0.05
 _CPUS = 5  # of each node: one trial of every shape at once, and no more lanes than this machine can bear
 

@@ -1,0 +1,1 @@
+"""Faults of trials: models that fail, acts from outside, what a record must then say, and the sweeps."""
