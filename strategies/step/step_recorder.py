@@ -220,7 +220,8 @@ class StepRecorder(LiveStorages):
         if packet in _ROWS_READ:
             read_bytes += written_bytes - _nbytes(operands[0])
         return work._replace(
-            dtype=str((*operands, *made)[0].dtype).removeprefix("torch."),
+            # of a sparse tensor that of its values, and not of their places
+            dtype=str(next(tensors_in((args, kwargs, result))).dtype).removeprefix("torch."),
             read_bytes=read_bytes,
             written_bytes=written_bytes,
             outer_sizes=outer_sizes_of(func, args, result),
@@ -235,8 +236,7 @@ class StepRecorder(LiveStorages):
 
     def _lies_there(self, tensor: Tensor) -> bool:
         """Say whether a tensor lies in host memory while the model computes elsewhere."""
-        number = self.number(tensor)
-        return number is not None and self.ledger.lives[number].on_host
+        return any(self.ledger.lives[number].on_host for number in self.storages(plain_tensors([tensor])))
 
 
 def _collective(func: Any, name: str, args: tuple[Any, ...], result: Any) -> Collective:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from harness.predict.fake_rank import step_log
 from harness.predict.step_log import FakeStep, fake_step
-from strategies.step.step_recorder import OperatorWork
+from strategies.step.position import Position
+from strategies.step.step_recorder import OperatorWork, StepRecorder
 from tests.harness.composing import experiment_of
 
 _TOKENS, _WIDTH, _HIDDEN, _VOCABULARY = 4 * 8, 16, 32, 256
@@ -86,3 +90,36 @@ def test_a_collective_has_its_group() -> None:
     assert groups == {("all_gather", (0, 1)), ("reduce_scatter", (0, 1)), ("all_reduce", (0, 2))}
     counted = {phase: sum(by_name.values()) for phase, by_name in step.work.collective_bytes.items()}
     assert payload == Counter(counted)
+
+
+def _sparse() -> Tensor:
+    return torch.sparse_coo_tensor(
+        torch.tensor([[0, 1], [1, 0]]), torch.ones(2), (2, 2), check_invariants=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("run", "name"),
+    [
+        pytest.param(lambda: _sparse().to(torch.float64), "_to_copy.default", id="a sparse tensor is cast"),
+        pytest.param(lambda: _sparse().copy_(_sparse()), "copy_.default", id="one is written to"),
+        pytest.param(lambda: torch.ones(2, 0).to(torch.float64), "_to_copy.default", id="no elements"),
+        pytest.param(lambda: torch.ops.aten.mm(torch.eye(2), mat2=torch.eye(2)), "mm.default", id="by name"),
+    ],
+)
+def test_an_unusual_call_is_recorded(run: Callable[[], Tensor], name: str) -> None:
+    with StepRecorder(Position(), device="cpu") as recorder:
+        run()
+    (call,) = [each for each in recorder.operators if each.name == f"aten.{name}"]
+    assert (call.work.dtype, call.work.host_copy) == ("float32", "")
+
+
+def test_a_sparse_gradient_is_cast_under_the_recorder() -> None:
+    table = nn.Embedding(10, 4, sparse=True)
+    with StepRecorder(Position(), device="cpu") as recorder:
+        table(torch.tensor([1, 2])).sum().backward()
+        assert table.weight.grad is not None
+        table.weight.grad.to(torch.bfloat16)
+    # two rows of four float32 and two int64 are read, two rows of bfloat16 are written with their places
+    cast = recorder.operators[-1]
+    assert (cast.work.read_bytes, cast.work.written_bytes) == (2 * 4 * 4 + 2 * 8, 2 * 4 * 2 + 2 * 8)
