@@ -21,7 +21,6 @@ from harness.check.given_batches import given_batches
 from harness.check.not_neutral import Neutrality, NotNeutral
 from harness.check.workshop import Workshop
 from harness.errors import ConfigError
-from harness.measure.global_state import ledger
 from harness.measure.parity.compare import Accepted, compare_steps
 from harness.measure.probes.checkpoint_calls import Intervention, with_save_list
 from harness.measure.probes.late_reads import LateReads
@@ -40,6 +39,7 @@ from harness.records.parity_result import Parity, Weightless
 from harness.records.verdict import Verdict, verdict
 from harness.trial.act import Act
 from strategies import Strategy, Tolerance
+from strategies.estimate.global_state import ledger
 
 T = TypeVar("T")
 

@@ -19,7 +19,6 @@ from harness.check.arguments import Precision
 from harness.check.plain_names import PlainNames
 from harness.check.subject import Subject, default_loss, optimizer_of
 from harness.errors import ConfigError
-from harness.measure.global_state import GlobalState
 from harness.measure.parity.compare import Accepted
 from harness.measure.parity.snapshot import Snapshot, steps
 from harness.measure.probes.micro_batches import MicroBatched, joined
@@ -29,6 +28,7 @@ from harness.models.base import Batch
 from harness.models.parts.containers import is_container
 from harness.models.parts.given_inputs import by_position
 from strategies import Observation, PlansFromStep, Strategy
+from strategies.estimate.global_state import GlobalState
 from strategies.estimate.outer_state import OuterState
 from strategies.estimate.tensors import tensors_in
 

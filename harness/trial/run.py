@@ -16,7 +16,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from harness.experiment.experiment import Experiment
 from harness.measure.environment import describe
-from harness.measure.global_state import ledger
 from harness.measure.memory.allocator import install
 from harness.measure.nvml import energy_meter
 from harness.measure.speed.peak_rates import peak_flops
@@ -41,6 +40,7 @@ from harness.trial.proof import Prover
 from harness.trial.shared_proof import SharedProof
 from harness.trial.steps import UNMEASURED_STEPS, train, warm_up
 from harness.trial.trial_plan import TrialPlan
+from strategies.estimate.global_state import ledger
 
 _OTHER_SEEDS = range(1, 7)
 """Of steps that are looked at where a strategy has done nothing in the measured one, whose seed is 0."""

@@ -10,7 +10,8 @@ import torch
 
 from strategies import user_sources
 from strategies.base import Strategy, StrategyError, check_simple_fields
-from strategies.regions import blocks, region, torch_wrappers
+from strategies.estimate import global_state
+from strategies.regions import region, torch_wrappers
 from strategies.user_function import UserFunction
 
 if TYPE_CHECKING:
@@ -60,14 +61,21 @@ class Python(Strategy):
 
         Raises:
             StrategyError: the function cannot be imported or called, or it returns no module; its module has
-                other parameters or buffers; this model is checkpointed already.
+                other parameters or buffers; it changes a class or a setting of torch, which the twin shares;
+                this model is checkpointed already.
         """
         region.refuse_enclosed(model)
-        user, arguments = self._user(), dict(self.kwargs or {})
-        function = user.load()
-        user.check_arguments(function, arguments)
         before = _tensors(model)
-        changed = user.call(function, model, **arguments)
+        # files of torch whose functions libraries replace
+        files = (torch.nn.functional, torch.utils.checkpoint)
+        outside = global_state.GlobalState(model, files)
+        try:
+            changed = self._called(model)
+        finally:
+            left = outside.put_back()
+        if left:
+            problem = f"{self.factory!r} changes {', '.join(left)}, which the plain model would have too"
+            raise StrategyError("ac.factory", f"{problem}; change the modules of the model that it is given")
         result = model if changed is None else changed
         if not isinstance(result, torch.nn.Module):
             problem = f"{self.factory!r} returned {type(result).__name__}"
@@ -76,6 +84,13 @@ class Python(Strategy):
         self._refuse_another(before, _tensors(result))
         region.mark(result)
         return result
+
+    def _called(self, model: nn.Module) -> Any:
+        """Return what the function returns."""
+        user, arguments = self._user(), dict(self.kwargs or {})
+        function = user.load()
+        user.check_arguments(function, arguments)
+        return user.call(function, model, **arguments)
 
     def runs_user_code(self) -> bool:
         """Return true."""
@@ -104,10 +119,10 @@ class Python(Strategy):
 
 
 def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the parameters and buffers of a model by plain name."""
+    """Return the parameters and buffers of a model by the names that it has for them."""
     return {
         f"{prefix}.{name}" if prefix else name: tensor
-        for prefix, module in blocks.plain_named_modules(model)
+        for prefix, module in model.named_modules(remove_duplicate=False)
         for of_kind in (module._parameters, module._buffers)  # noqa: SLF001 (named_parameters leaves ties out)
         for name, tensor in of_kind.items()
         if tensor is not None

@@ -87,3 +87,29 @@ def exits(_model: nn.Module) -> None:
 
 def takes_nothing() -> None:
     """Take no model."""
+
+
+def patches_the_class(_model: nn.Module) -> None:
+    """Triple the gradient of every block once, as libraries that patch classes guard themselves."""
+    if not getattr(Block, "is_patched", False):
+        plain = Block.forward
+        Block.is_patched = True  # type: ignore[attr-defined]
+
+        def forward(self: Block, *args: Any, **kwargs: Any) -> Tensor:
+            outputs = plain(self, *args, **kwargs)
+            return outputs * 3 - (outputs * 2).detach()
+
+        Block.forward = forward  # type: ignore[method-assign]
+
+
+def patches_torch(_model: nn.Module) -> None:
+    nn.functional.linear = partial(nn.functional.linear)
+
+
+def sets_the_default(_model: nn.Module) -> None:
+    torch.set_default_dtype(torch.float64)
+
+
+def compiles(model: nn.Module) -> None:
+    blocks: Any = model.layers
+    blocks[0] = torch.compile(blocks[0], backend="eager")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from strategies import StrategyError
 from strategies.ac.full import Full
 from strategies.ac.python import Python
 from tests.strategies.meters import measure
-from tests.strategies.toys import differences, toy, train_step
+from tests.strategies.toys import Block, differences, toy, train_step
 
 USERS = "tests.strategies.users_checkpointing"
 
@@ -48,6 +49,7 @@ def test_a_second_application_is_refused() -> None:
 
 
 _AS_THEY_ARE = "checkpointing leaves parameters and buffers, and their names, as they are"
+_SHARED = "which the plain model would have too; change the modules of the model that it is given"
 REFUSED: dict[str, tuple[str, dict[str, Any] | None, str]] = {
     "another model": (
         "another",
@@ -63,6 +65,26 @@ REFUSED: dict[str, tuple[str, dict[str, Any] | None, str]] = {
         "more",
         None,
         "ac.factory: '{}' returned a model with 'scale', which the given one has not; " + _AS_THEY_ARE,
+    ),
+    "a compiled block in place of a block": (
+        "compiles",
+        None,
+        "ac.factory: '{}' returned a model without 'layers.0.scale'; " + _AS_THEY_ARE,
+    ),
+    "a class that the twin has too": (
+        "patches_the_class",
+        None,
+        "ac.factory: '{}' changes functions of tests.strategies.toys.Block, " + _SHARED,
+    ),
+    "a function of torch": (
+        "patches_torch",
+        None,
+        "ac.factory: '{}' changes functions of torch.nn.functional, " + _SHARED,
+    ),
+    "a setting of torch": (
+        "sets_the_default",
+        None,
+        "ac.factory: '{}' changes torch.set_default_dtype, " + _SHARED,
     ),
     "no model": (
         "a_number",
@@ -116,6 +138,18 @@ def test_a_function_that_cannot_be_used_is_refused(
     with pytest.raises(StrategyError) as error:
         Python(factory=name, kwargs=arguments).apply(toy())
     assert str(error.value) == message.format(name)
+
+
+@pytest.mark.parametrize("function", ["patches_the_class", "patches_torch", "sets_the_default"])
+def test_what_the_twin_shares_is_put_back(function: str) -> None:
+    def shared() -> tuple[object, ...]:
+        return Block.forward, torch.nn.functional.linear, torch.get_default_dtype()
+
+    before = shared()
+    for _ in range(2):  # a guard of its own, set before, hides nothing
+        with suppress(StrategyError):
+            Python(factory=f"{USERS}:{function}").apply(toy())
+        assert shared() == before
 
 
 @pytest.mark.parametrize(

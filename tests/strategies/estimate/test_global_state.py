@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from harness.measure.global_state import GlobalState, ledger
+from strategies.estimate.global_state import GlobalState, ledger
 
 
 class Mine(nn.Linear):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import gc
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, Self
 
 import torch
@@ -18,6 +18,7 @@ from torch.nn.modules import module as modules
 from strategies import generators
 
 _FOREIGN = ("harness", "strategies", "builtins", "typing", "abc", "collections")
+_MODELS = "harness.models."
 _MOST_POPPED = 64
 """Modes and hooks that are taken off a stack; more is another program's business."""
 
@@ -47,10 +48,15 @@ class GlobalState:
 
     Args:
         model: its classes are looked at; `None` for none.
+        files: Python modules whose functions count too.
     """
 
-    def __init__(self, model: nn.Module | None = None) -> None:
-        self._settings = (*_SETTINGS, *(() if model is None else _patches(model)))
+    def __init__(self, model: nn.Module | None = None, files: Sequence[ModuleType] = ()) -> None:
+        self._settings = (
+            *_SETTINGS,
+            *(() if model is None else _patches(model)),
+            *map(_functions_in, files),
+        )
         self._kept: tuple[Any, ...]
         self.refresh()
 
@@ -253,7 +259,7 @@ def _patches(model: nn.Module) -> Iterator[_Setting]:
     files: dict[int, tuple[dict[str, Any], set[str]]] = {}
     for owner in sorted(classes, key=lambda each: (each.__module__, each.__qualname__)):
         package = owner.__module__.partition(".")[0]
-        if package in _FOREIGN:
+        if package in _FOREIGN and not owner.__module__.startswith(_MODELS):
             continue
         yield _functions_of(owner)
         for function in vars(owner).values() if package != "torch" else ():
@@ -278,6 +284,20 @@ def _functions_of(owner: type) -> _Setting:
                 setattr(owner, name, value)
 
     return _Setting(name=f"functions of {owner.__module__}.{owner.__qualname__}", read=read, write=write)
+
+
+def _functions_in(file: ModuleType) -> _Setting:
+    """Return the setting of what can be called in a file, built in or not."""
+
+    def read() -> dict[str, Any]:
+        return {name: value for name, value in list(vars(file).items()) if callable(value)}
+
+    def write(kept: dict[str, Any]) -> None:
+        for name in read().keys() - kept.keys():
+            delattr(file, name)
+        vars(file).update(kept)
+
+    return _Setting(name=f"functions of {file.__name__}", read=read, write=write)
 
 
 def _names_in(held: dict[str, Any], names: frozenset[str]) -> _Setting:
