@@ -271,10 +271,15 @@ def _patches(model: nn.Module) -> Iterator[_Setting]:
 
 
 def _functions_of(owner: type) -> _Setting:
-    """Return the setting of the functions and properties of a class."""
+    """Return the setting of the functions and properties of a class, and of what is added to it later.
+
+    A patch often marks the class, so as not to be made twice: with the mark left, it would not be made again.
+    """
+    first = frozenset(vars(owner))
 
     def read() -> dict[str, Any]:
-        return {name: value for name, value in list(vars(owner).items()) if _is_code(value)}
+        named = list(vars(owner).items())
+        return {name: value for name, value in named if _is_code(value) or name not in first}
 
     def write(kept: dict[str, Any]) -> None:
         for name in read().keys() - kept.keys():

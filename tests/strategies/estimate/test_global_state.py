@@ -129,3 +129,19 @@ def test_a_scope_that_raises_leaves_nothing_behind() -> None:
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
     assert np.random.get_state(legacy=False)["state"]["pos"] == before[2]  # noqa: NPY002
+
+
+def test_the_mark_of_a_patch_goes_with_the_patch() -> None:
+    def patch() -> None:
+        if not hasattr(Mine, "is_patched"):
+            Mine.is_patched = True  # type: ignore[attr-defined]
+            Mine.own = lambda _: 2  # type: ignore[assignment]
+
+    state = GlobalState(Mine(1, 1))
+    variant = state.forked()
+    for _ in range(2):
+        with variant.entered():
+            patch()
+            assert Mine(1, 1).own() == 2
+        assert Mine(1, 1).own() == 1
+        assert not hasattr(Mine, "is_patched")
