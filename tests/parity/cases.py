@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from bench.collectives import Collectives, Counts, promised
 from harness.experiment.data import Synthetic
 from harness.experiment.experiment import Experiment
 from harness.experiment.mesh import Mesh
@@ -42,6 +41,7 @@ from harness.trial.proof import Prover
 from strategies import ac_variants, chunk_variants, shard_variants
 from strategies.chunk import ChunkPlan
 from strategies.shard.model.shard_plan import ShardPlan
+from tests.counted_collectives import Collectives, Counts, promised
 
 T = TypeVar("T")
 _CPU = torch.device("cpu")

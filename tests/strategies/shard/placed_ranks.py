@@ -11,12 +11,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from bench.collectives import Collectives, Counts, promised
 from strategies import StrategyError
 from strategies.shard.base import Sharding
 from strategies.shard.model.plan_file import load, save
 from strategies.shard.model.realisation import realise
 from strategies.shard.model.shard_plan import ShardPlan
+from tests.counted_collectives import Collectives, Counts, promised
 from tests.strategies.shard.models import AXIS, Chain
 from tests.strategies.shard.shard_ranks import mesh_of
 

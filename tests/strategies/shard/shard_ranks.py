@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from bench.collectives import Collectives, Counts
 from strategies.shard.candidates.execution import apply, distribute, place, redistribute
 from strategies.shard.candidates.layout import Placements, Shape, local_part
 from strategies.shard.candidates.operation import LocalOperands
 from strategies.shard.candidates.redistribution import reversed_steps, steps_between
 from strategies.shard.candidates.sharding_candidate import ShardingCandidate
-from strategies.shard.candidates.verification import OperandDifference, draw, verify
+from tests.counted_collectives import Collectives, Counts
+from tests.strategies.shard.candidates.verification import OperandDifference, draw, verify
 from tests.strategies.shard.operators.operator_cases import CASES, MESH
 
 SHARDED_ROWS = 2

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from bench.collectives import promised
 from strategies.shard.candidates.derivation import derive
 from strategies.shard.candidates.enumeration import candidates
 from strategies.shard.candidates.sharding_candidate import ShardingCandidate
 from strategies.shard.operators.matrix_products import linear
+from tests.counted_collectives import promised
 from tests.rank_pool import RankPool
 from tests.strategies.shard.shard_ranks import Examined, apply_elsewhere, examine
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate
 
-from bench.collectives import promised
 from strategies.shard.candidates.enumeration import candidates
 from strategies.shard.candidates.sharding_candidate import ShardingCandidate
 from strategies.shard.operators.convolution_and_embedding import embedding
 from strategies.shard.operators.matrix_products import linear
 from strategies.shard.operators.norms import batch_norm
+from tests.counted_collectives import promised
 from tests.rank_pool import RankPool
 from tests.strategies.shard.shard_ranks import (
     bias_added_by_every_rank,

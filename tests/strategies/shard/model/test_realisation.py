@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from bench.collectives import Counts
 from strategies.base import StrategyError
 from strategies.shard.base import Sharding
 from strategies.shard.candidate import OneCandidate
 from strategies.shard.cheapest import Cheapest
 from strategies.shard.megatron import Megatron
 from strategies.shard.model.proof import Results
+from tests.counted_collectives import Counts
 from tests.rank_pool import RankPool
 from tests.strategies.shard import placed_ranks
 

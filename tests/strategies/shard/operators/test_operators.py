@@ -11,19 +11,19 @@ from torch import Tensor
 from torch.distributed.tensor import Replicate
 from torch.torch_version import TorchVersion
 
-from bench.collectives import promised
 from strategies.shard.candidates.derivation import derive
 from strategies.shard.candidates.enumeration import candidates
 from strategies.shard.candidates.operation import LocalOperands
 from strategies.shard.candidates.sharding_candidate import ShardingCandidate
-from strategies.shard.candidates.verification import draw
 from strategies.shard.operators.catalogue import OPERATORS
 from strategies.shard.operators.convolution_and_embedding import conv2d, embedding
 from strategies.shard.operators.matrix_products import bmm
 from strategies.shard.operators.norms import batch_norm
 from strategies.shard.operators.views import view
+from tests.counted_collectives import promised
 from tests.covering import marked
 from tests.rank_pool import RankPool
+from tests.strategies.shard.candidates.verification import draw
 from tests.strategies.shard.operators.operator_cases import CASES, F64, MESH, Case
 from tests.strategies.shard.shard_ranks import Examined, dtensor_runs, examine
 

@@ -40,4 +40,4 @@ def promised(collectives: Sequence[Collective]) -> Counts:
 
 def _phase() -> Phase:
     # torch has no public way to ask whether autograd is running
-    return "forward" if torch._C._current_graph_task_id() == -1 else "backward"  # noqa: SLF001
+    return "forward" if torch._C._current_graph_task_id() == -1 else "backward"
