@@ -19,11 +19,11 @@ from harness.check.neutrality import promises_nothing
 from harness.check.workshop import Workshop
 from harness.errors import ConfigError, require_at_least
 from harness.fit.progress import progress_shown
-from harness.measure.probes.micro_batches import MicroBatched, joined
+from harness.measure.probes.micro_batches import MicroBatched
 from harness.measure.rng import seeded
 from harness.measure.speed.timing import StepFunction, clock_for, in_turns
 from harness.measure.step import StepReport, instrument
-from harness.models.base import Batch
+from harness.models.base import Batch, joined
 from harness.records.measured import MeasuredMemory, MeasuredWork
 from harness.records.verdict import freed_nothing
 from harness.report.facts.number_words import human_bytes, human_flops

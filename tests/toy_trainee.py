@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.measure.parity.compare import Snapshot, steps
+from harness.measure.trainee import Watcher, forward_and_backward
 from harness.measure.work.compiled_graphs import CompiledGraphs
 from harness.models.base import Batch
 from strategies.regions.blocks import Enclosed
@@ -39,6 +40,10 @@ class ToyTrainee:
     def backward(self, loss: Tensor) -> None:
         """Accumulate gradients."""
         loss.backward()  # type: ignore[no-untyped-call]
+
+    def step(self, batch: Batch, watcher: Watcher) -> None:
+        """Run forward and backward."""
+        forward_and_backward(self, batch, watcher)
 
     def update(self) -> None:
         """Take one optimizer step."""

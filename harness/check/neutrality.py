@@ -24,7 +24,7 @@ from harness.errors import ConfigError
 from harness.measure.parity.compare import Accepted, compare_steps
 from harness.measure.probes.checkpoint_calls import Intervention, with_save_list
 from harness.measure.probes.late_reads import LateReads
-from harness.measure.probes.micro_batches import MicroBatched, joined
+from harness.measure.probes.micro_batches import MicroBatched
 from harness.measure.probes.pass_error import PassError
 from harness.measure.probes.probing import CONTROLS, Asked, Probing
 from harness.measure.probes.raised import hidden_error, raised_by_variant
@@ -33,6 +33,7 @@ from harness.measure.probes.trained_set import TrainedSet
 from harness.measure.probes.tried import RanksRaised, agreed
 from harness.measure.rng import seeded
 from harness.measure.step import StepReport, instrument
+from harness.models.base import joined
 from harness.records.measured import MeasuredBaseline, Observed, RankResult
 from harness.records.merge_ranks import merge_memory, merge_parities, merge_parity, merge_work
 from harness.records.parity_result import Parity, Weightless

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from harness.check.plain_names import PlainNames
 from harness.errors import ConfigError
+from harness.measure.trainee import Watcher, forward_and_backward
 from harness.models.base import Batch
 from harness.trial import checkpoint_errors
 from strategies import Observation
@@ -70,6 +71,10 @@ class Subject:
             RuntimeError: a recomputation does not repeat forward; the message names block and operator.
         """
         checkpoint_errors.backward(loss, self.model)
+
+    def step(self, batch: Batch, watcher: Watcher) -> None:
+        """Run forward and backward."""
+        forward_and_backward(self, batch, watcher)
 
     def update(self) -> None:
         """Take one optimizer step."""

@@ -21,10 +21,10 @@ from harness.check.subject import Subject, default_loss, optimizer_of
 from harness.errors import ConfigError
 from harness.measure.parity.compare import Accepted
 from harness.measure.parity.snapshot import Snapshot, steps
-from harness.measure.probes.micro_batches import MicroBatched, joined
+from harness.measure.probes.micro_batches import MicroBatched
 from harness.measure.rng import seeded
 from harness.measure.step import runnable_step, write_plan
-from harness.models.base import Batch
+from harness.models.base import Batch, joined
 from harness.models.parts.containers import is_container
 from harness.models.parts.given_inputs import by_position
 from strategies import Observation, PlansFromStep, Strategy

@@ -60,6 +60,8 @@ class Recipe:
         seed: seed of parameters, data and dropout, in [0, 2**63).
         batch_size: samples a step over all ranks; for language models, sequences.
         sequence_length: tokens a sequence; only language models use it.
+        microbatches: forwards and backwards of a step, each with as many of its samples; their gradients
+            accumulate to those of the whole batch.
     """
 
     wrap_order: str = "inside_fsdp"
@@ -72,6 +74,7 @@ class Recipe:
     seed: int = 0
     batch_size: int = 8
     sequence_length: int = 128
+    microbatches: int = 1
 
     def __post_init__(self) -> None:
         """Refuse words that are no option, and numbers out of range."""
@@ -81,6 +84,7 @@ class Recipe:
         require_at_least("seed", self.seed, 0)
         require_at_least("batch_size", self.batch_size, 1)
         require_at_least("sequence_length", self.sequence_length, 1)
+        require_at_least("microbatches", self.microbatches, 1)
         require_at_most("batch_size", self.batch_size, _MOST_ROWS)
         require_at_most("sequence_length", self.sequence_length, _MOST_ROWS)
         require_one_of("compile", self.compile, COMPILERS)
@@ -126,6 +130,7 @@ class Experiment(Recipe):
                 f"must be a multiple of the {self.mesh.dp} data-parallel ranks of {self.mesh.label}, "
                 f"got {self.batch_size}",
             )
+        self._require_whole_micro_batches()
         self._require_ranks_to_shard_over()
         self._require_whole_forwards()
         self._require_one_budget()
@@ -189,6 +194,11 @@ class Experiment(Recipe):
         """Tokens of a step over all ranks; `None` for a model that reads none, or its own batch."""
         return self.batch_size * self.sequence_length if self.model.reads_tokens() else None
 
+    @property
+    def samples_per_forward(self) -> int:
+        """Samples that each rank runs forward at once."""
+        return self.batch_size // (self.mesh.dp * self.microbatches)
+
     def twin(self) -> Experiment:
         """Return the baseline of this experiment: the same without recomputation and chunks.
 
@@ -218,8 +228,10 @@ class Experiment(Recipe):
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved experiment as JSON values; every group states its `name`."""
         recipe = {field.name: getattr(self, field.name) for field in dataclasses.fields(Recipe)}
-        if not self.is_compiled:  # these options came later: the address of what they say nothing of stays
-            recipe = {name: value for name, value in recipe.items() if name not in _OF_COMPILATION}
+        # these options came later: the address of what they say nothing of stays
+        unsaid = () if self.is_compiled else _OF_COMPILATION
+        unsaid = (*unsaid, *(() if self.microbatches > 1 else ("microbatches",)))
+        recipe = {name: value for name, value in recipe.items() if name not in unsaid}
         groups = {
             "model": {"family": name_of(self.model), **_asked(self.model)},
             "mesh": {"name": self.mesh.label, **dataclasses.asdict(self.mesh)},
@@ -315,6 +327,17 @@ class Experiment(Recipe):
                 "compile_order",
                 "compile_first with compile_scope=model needs wrap_order=call_site: no block of a compiled "
                 "model can be made a region; use compile_scope=blocks or compile_order=ac_first",
+            )
+
+    def _require_whole_micro_batches(self) -> None:
+        """Refuse micro-batches that do not have as many samples each."""
+        share = self.batch_size // self.mesh.dp
+        if share % self.microbatches:
+            of = f"each of the {self.mesh.dp} data-parallel ranks" if self.mesh.dp > 1 else "a step"
+            raise ConfigError(
+                "microbatches",
+                f"must divide the {share} samples of {of}, got {self.microbatches}; make batch_size a "
+                f"multiple of {self.mesh.dp * self.microbatches}",
             )
 
     def _require_ranks_to_shard_over(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from harness.measure.gloo.wait import settled_collectives
 from harness.measure.in_place_operators import AsUnwatched
@@ -23,7 +24,7 @@ from harness.measure.memory.storage_history import StorageHistory
 from harness.measure.memory.totals import StepTotals, standing
 from harness.measure.rng import seeded
 from harness.measure.sharding_rules import unseen_sharding_rules
-from harness.measure.trainee import Trainee
+from harness.measure.trainee import Trainee, Watcher
 from harness.measure.work.compiled_graphs import CompiledGraphs, CompiledWork
 from harness.measure.work.counter import work_of
 from harness.records.measured import Allocator, MeasuredMemory, MeasuredWork
@@ -105,7 +106,7 @@ def instrument(
         _compiled_code(trainee.compiled, locator, recorder) as compiled,
     ):
         totals.start(batch)
-        _step(trainee, batch, totals, locator)
+        _step(trainee, batch, _Meters(totals=totals, locator=locator))
     history, beyond = totals.history(), compiled()
     work = work_of((each.work for each in recorder.operators), locator.calls, device=device.type)
     return StepReport(
@@ -219,28 +220,35 @@ def _compiled_code(
         raise RuntimeError("compiled functions did not run under the meters")
 
 
-def _step(
-    trainee: Trainee, batch: Any, totals: StepTotals | None = None, locator: Locator | None = None
-) -> None:
-    """Run a training step; like a careful training loop, drop the outputs before backward."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Meters(Watcher):
+    """The meters of a step, told where it is."""
 
-    def enter(phase: Phase) -> None:
-        if locator is not None:
-            locator.phase = phase
+    totals: StepTotals
+    locator: Locator
 
+    def on_dropped(self) -> None:
+        self.totals.on_dropped()
+
+    def enter(self, phase: Phase) -> None:
+        self.locator.phase = phase
+
+    def on_forward(self, outputs: Any, loss: Tensor) -> None:
+        self.totals.on_forward((outputs, loss))
+
+    def on_backward(self) -> None:
+        self.totals.on_backward()
+
+
+_UNWATCHED = Watcher()
+
+
+def _step(trainee: Trainee, batch: Any, watcher: Watcher = _UNWATCHED) -> None:
+    """Run a training step."""
     trainee.zero_grad()
-    if totals is not None:
-        totals.on_dropped()
-    outputs, loss = trainee.forward(batch)
-    if totals is not None:
-        totals.on_forward((outputs, loss))
-    del outputs
-    enter("backward")
-    trainee.backward(loss)
-    if totals is not None:
-        totals.on_backward()
-    del loss
-    enter("optimizer")
+    watcher.on_dropped()
+    trainee.step(batch, watcher)
+    watcher.enter("optimizer")
     trainee.update()
 
 

@@ -1,4 +1,8 @@
-"""A model with what it takes to train it: all that the meters know of a trial."""
+"""A model with what it takes to train it: all that the meters know of a trial.
+
+A step is whatever `Trainee.step` runs: one forward and one backward, those of several micro-batches in turn,
+or a schedule. It tells a `Watcher` of its moments, and the meters are watchers.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,28 @@ import torch
 from torch import Tensor, nn
 
 from harness.measure.work.compiled_graphs import CompiledGraphs
+from strategies.step.position import Phase
+
+
+class Watcher:
+    """One that is told of the moments of a step as they come; this one makes nothing of them."""
+
+    def on_dropped(self) -> None:
+        """Note that the gradients of the step before have been dropped."""
+
+    def enter(self, phase: Phase) -> None:
+        """From now on the step does this, until it enters another phase."""
+
+    def on_forward(self, outputs: Any, loss: Tensor) -> None:
+        """Take what the forward of a micro-batch returns, before its backward.
+
+        Args:
+            outputs: those of the model, `None` where they are never whole.
+            loss: what backward starts from: the micro-batch's part of the mean over all of them.
+        """
+
+    def on_backward(self) -> None:
+        """Note that the backward of a micro-batch has returned."""
 
 
 class Trainee(Protocol):
@@ -40,8 +66,32 @@ class Trainee(Protocol):
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradients of `loss`."""
 
+    def step(self, batch: Any, watcher: Watcher) -> None:
+        """Accumulate the gradients of a batch, by as many forwards and backwards as it takes."""
+
     def update(self) -> None:
         """Step the optimizer."""
 
     def zero_grad(self) -> None:
         """Drop the gradients."""
+
+
+def forward_and_backward(trainee: Trainee, batch: Any, watcher: Watcher, *, microbatches: int = 1) -> None:
+    """Run forward and backward of one micro-batch; like a careful training loop, drop the outputs in between.
+
+    Args:
+        trainee: what to train.
+        batch: the micro-batch.
+        watcher: told of both.
+        microbatches: how many the step has. Each has as many samples as the others, so that the mean loss of
+            the whole batch is the mean of theirs.
+    """
+    watcher.enter("forward")
+    outputs, loss = trainee.forward(batch)
+    if microbatches > 1:
+        loss = loss / microbatches
+    watcher.on_forward(outputs, loss)
+    del outputs
+    watcher.enter("backward")
+    trainee.backward(loss)
+    watcher.on_backward()

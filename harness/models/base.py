@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -35,16 +35,18 @@ class Batch:
         targets: what the loss compares outputs with, a tensor or a tree of them; for language models the
             token that follows each input token, int64 of shape (B, S); `None` when the loss needs none.
         keywords: further inputs of the model, by name; empty for models that ship.
+        is_joined: it is what `joined` made of several micro-batches, which `parts` gives back.
     """
 
     inputs: tuple[Any, ...]
     targets: Any
     keywords: Mapping[str, Any] = field(default_factory=dict)
+    is_joined: bool = False
 
     def to(self, device: torch.device) -> Batch:
         """Return a copy of the batch on `device`: what a step does to it reaches no other step."""
         inputs, targets, keywords = copy.deepcopy((self.inputs, self.targets, dict(self.keywords)))
-        copied = Batch(inputs=inputs, targets=targets, keywords=keywords)
+        copied = dataclasses.replace(self, inputs=inputs, targets=targets, keywords=keywords)
         return copied.changed(lambda tensor: _like(tensor, tensor.detach().to(device)))
 
     def rows(self, first: int, count: int) -> Batch:
@@ -69,6 +71,15 @@ class Batch:
         count = self.row_count() // ranks
         return self.rows(rank * count, count)
 
+    def parts(self) -> tuple[Batch, ...]:
+        """Return the micro-batches of a step, in their order; what is not joined is one."""
+        if not self.is_joined:
+            return (self,)
+        return tuple(
+            Batch(inputs=inputs, targets=targets, keywords=keywords)
+            for inputs, keywords, targets in self.inputs
+        )
+
     def row_count(self) -> int:
         """Return the rows of the first input that has any; 0 where none has."""
         leaves = torch.utils._pytree.tree_leaves((self.inputs, self.keywords))  # noqa: SLF001 (no public name)
@@ -79,6 +90,12 @@ class Batch:
         tree = self.inputs, self.targets, self.keywords
         inputs, targets, keywords = torch.utils._pytree.tree_map_only(torch.Tensor, change, tree)  # noqa: SLF001 (no public name)
         return dataclasses.replace(self, inputs=inputs, targets=targets, keywords=keywords)
+
+
+def joined(batches: Iterable[Batch]) -> Batch:
+    """Return what one step reads: `batches`, one after the other."""
+    parts = ((each.inputs, dict(each.keywords), each.targets) for each in batches)
+    return Batch(inputs=tuple(parts), targets=None, is_joined=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

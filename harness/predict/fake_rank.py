@@ -152,8 +152,9 @@ def _fake_trial(
         batch = [given(step).changed(_Fakery(fakes, on)) for step in range(UNMEASURED_STEPS + 1)]
     with _ranks(mesh), cpu_stands_in_for_cuda(mesh, on), _named_errors(), _little_garbage():
         devices = device_mesh(mesh, on)
-        build = Build.of(experiment, batch[0].inputs, on)
-        make = partial(assemble, device=on, devices=devices, sample=batch[0], build=build)
+        sample = batch[0].parts()[0]
+        build = Build.of(experiment, sample.inputs, on)
+        make = partial(assemble, device=on, devices=devices, sample=sample, build=build)
         with as_with_data(), as_with_values(), compiling_fakes(experiment), fakes:
             yield make, batch.__getitem__, fakes
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from harness.experiment.experiment import Experiment, name_of
+from harness.measure.trainee import Watcher, forward_and_backward
 from harness.measure.work.compiled_graphs import CompiledGraphs
 from harness.models.base import Batch, LossFunction
 from harness.records.measured import TrainedModel
@@ -85,6 +86,16 @@ class Assembled:
             outputs = self.call(*batch.inputs, **batch.keywords)
             return outputs, self.loss(outputs, batch)
 
+    def step(self, batch: Batch, watcher: Watcher) -> None:
+        """Accumulate the gradients of a batch, one micro-batch after the other.
+
+        Raises:
+            ConfigError, RuntimeError: as of `forward` and `backward`.
+        """
+        parts = batch.parts()
+        for part in parts:
+            forward_and_backward(self, part, watcher, microbatches=len(parts))
+
     def backward(self, loss: Tensor) -> None:
         """Accumulate gradients.
 
@@ -121,7 +132,7 @@ def assemble(
         experiment: the description.
         device: device of this rank.
         devices: the device mesh; `None` for one rank.
-        sample: a batch of this rank.
+        sample: a batch of this rank, or a micro-batch of it: what the model is called with.
         build: what the models of the trial share; `None`: decided here, for this model alone.
         is_dense: each rank of `tp` computes the whole model.
         inductor: options of Inductor that are set while the model is compiled.

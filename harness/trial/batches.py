@@ -8,7 +8,7 @@ import torch
 
 from harness.experiment.data import empty_source, source_of
 from harness.experiment.experiment import Experiment
-from harness.models.base import Batch
+from harness.models.base import Batch, joined
 
 
 def batches(
@@ -16,8 +16,10 @@ def batches(
 ) -> Callable[[int], Batch]:
     """Return a function from the step number to a rank's share of the batch: each call returns a new copy.
 
+    Where a step takes several micro-batches, the share is cut into as many, each in memory of its own.
+
     Args:
-        experiment: has model, data and mesh.
+        experiment: has model, data, mesh and micro-batches.
         device: device of the copies.
         dp_rank: data-parallel index of the rank; tensor-parallel peers read the same.
         is_empty: read no data and give tensors on the meta device, so that neither they nor the model
@@ -26,7 +28,7 @@ def batches(
     model, ranks = experiment.model, experiment.mesh.dp
     fixed = model.fixed_batch(experiment.seed, "meta" if is_empty else device.type)
     if fixed is not None:
-        share = fixed.share(dp_rank, ranks) if model.splits_fixed_batch() else fixed
+        share = _cut(experiment, fixed.share(dp_rank, ranks) if model.splits_fixed_batch() else fixed)
         return lambda _step: share if is_empty else share.to(device)
     length = experiment.sequence_length
     source = (
@@ -44,6 +46,13 @@ def batches(
             dp_rank=dp_rank,
             dp_size=ranks,
         )
-        return share if is_empty else share.to(device)
+        cut = _cut(experiment, share)
+        return cut if is_empty else cut.to(device)
 
     return batch
+
+
+def _cut(experiment: Experiment, share: Batch) -> Batch:
+    """Return a rank's share as the micro-batches of a step."""
+    count = experiment.microbatches
+    return share if count == 1 else joined(share.share(part, count) for part in range(count))

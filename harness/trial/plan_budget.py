@@ -75,7 +75,7 @@ def with_plan(
     if experiment.compile == "inductor":
         _write_measured(ac, asked, file, device)
     else:
-        with _offered(experiment, batch(0), device, file.with_name(_OFFERS)) as offers:
+        with _offered(experiment, batch(0).parts()[0], device, file.with_name(_OFFERS)) as offers:
             write_plan(ac, asked.steps(offers), file)
             _meet()
     return carrying_out(replace(experiment, ac=ac.with_plan(file)), file)

@@ -132,7 +132,7 @@ class Preflight:
         if self._is_done(experiment):
             return
         is_call_site = experiment.wrap_order == "call_site"
-        batch = experiment.batch_size // mesh.dp, tokens
+        batch = experiment.samples_per_forward, tokens
         variant = experiment.ac, is_call_site, Training.of(experiment), batch
         self._once(deadline_s, "check_variant", model, *variant)
         if mesh.tp > 1:

@@ -114,7 +114,7 @@ class Prover:
         whole, split = (
             module_outputs(
                 self._made(link, is_dense=is_dense),
-                self.batch(0),
+                self.batch(0).parts()[0],
                 seed=link.variant.seed,
                 dp_rank=self.dp_rank,
             )

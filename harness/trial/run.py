@@ -77,7 +77,7 @@ class _Bench:
             experiment,
             self.context.device,
             self.devices,
-            self.batch(0),
+            self.batch(0).parts()[0],
             build=self.build,
             is_dense=is_dense,
             inductor=inductor,
@@ -124,7 +124,7 @@ def _run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None) -> R
             context=context,
             devices=devices,
             batch=batch,
-            build=Build.of(plan.experiment, batch(0).inputs, context.device),
+            build=Build.of(plan.experiment, batch(0).parts()[0].inputs, context.device),
         )
         file = context.trial_dir / PLAN_FILE
         planned = with_plan(plan.experiment, bench.assemble, bench.batch, file, device=context.device)
@@ -250,7 +250,7 @@ def _probe(bench: _Bench, parity: Parity) -> Probed:
     models = TrialModels(
         link=first_link(experiment),
         assembled=bench.assemble,
-        batch=bench.batch,
+        batch=lambda step: bench.batch(step).parts()[0],
         device=context.device,
         rank=context.rank,
         dp_rank=dp_rank(experiment.mesh, context.rank),

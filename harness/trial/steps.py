@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
 
 from harness.measure.parity.snapshot import require_comparable
-from harness.measure.trainee import Trainee
+from harness.measure.trainee import Trainee, Watcher
 from harness.models.base import Batch
 
 UNMEASURED_STEPS = 2
@@ -13,16 +16,13 @@ UNMEASURED_STEPS = 2
 
 
 def train(trainee: Trainee, batch: Batch, *, is_compared: bool = False) -> None:
-    """Train by one step: forget gradients, forward, backward, update.
+    """Train by one step: forget gradients, forward and backward of every micro-batch, update.
 
     Raises:
         ConfigError: the outputs are to be compared later, and cannot be.
     """
     trainee.zero_grad()
-    outputs, loss = trainee.forward(batch)
-    if is_compared:
-        require_comparable(outputs)
-    trainee.backward(loss)
+    trainee.step(batch, _Compared() if is_compared else Watcher())
     trainee.update()
 
 
@@ -43,3 +43,10 @@ def warm_up(
     """
     for step in range(steps):
         train(trainee, batch(step), is_compared=is_compared)
+
+
+class _Compared(Watcher):
+    """Refuses outputs that cannot be compared."""
+
+    def on_forward(self, outputs: Any, loss: Tensor) -> None:  # noqa: ARG002 (a scalar always can)
+        require_comparable(outputs)

@@ -98,7 +98,7 @@ def check_sharding(model: ModelSpec, experiment: Experiment) -> None:
         ConfigError: the model takes an input by name alone.
         StrategyError: naming the operator or the limit.
     """
-    batch = experiment.batch_size // experiment.mesh.dp, experiment.sequence_length
+    batch = experiment.samples_per_forward, experiment.sequence_length
     sample = _batch(model, batch)
     _require_positions(sample, "shard")
     plan_sharding(experiment, sample.inputs, torch.device(PLANNED_FOR))
@@ -156,7 +156,7 @@ def _planned(experiment: Experiment, strategy: Strategy) -> tuple[Strategy, nn.M
 
 def _plain_without_memory(experiment: Experiment) -> tuple[PlainModel, Batch]:
     """Return the model of `experiment` and a rank's batch without memory, in its precision."""
-    batch = experiment.batch_size // experiment.mesh.dp, experiment.sequence_length
+    batch = experiment.samples_per_forward, experiment.sequence_length
     built, sample = _without_memory(experiment.model, batch)
     return PlainModel.cast(experiment, built, experiment.model.loss, torch.device(PLANNED_FOR)), sample
 

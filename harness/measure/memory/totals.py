@@ -72,15 +72,15 @@ class StepTotals:
         self._ends.append(len(self._live.ledger.changes))
 
     def on_forward(self, returned: tuple[Any, Tensor]) -> None:
-        """Take what forward has left; call it when forward has returned."""
+        """Take what a forward has left, if no other has left more; call it when forward has returned."""
         mark_forward(self._live, self._trainee.model, returned)
         self._ends.append(len(self._live.ledger.changes))
-        self._saved = _saved_tensors(self._live.ledger)
+        self._saved = max(self._saved, _saved_tensors(self._live.ledger), key=_total_bytes)
         lives = enumerate(self._live.ledger.lives)
-        self._numbers["saved"] = {number for number, life in lives if is_saved(life)}
+        self._numbers.setdefault("saved", set()).update(number for number, life in lives if is_saved(life))
 
     def on_backward(self) -> None:
-        """Take the gradients; call it when backward has returned."""
+        """Take the gradients; call it when a backward has returned."""
         self._ends.append(len(self._live.ledger.changes))
         mark_backward(self._live, self._trainee.model)
         self._gradient_bytes = storage_bytes(gradients_of(self._trainee.model))
@@ -159,6 +159,10 @@ def _saved_tensors(ledger: Ledger) -> list[SavedTensor]:
         SavedTensor(bytes=life.nbytes, op=life.op, module=life.module, shape=life.shape, dtype=life.dtype)
         for life in filter(is_saved, ledger.lives)
     ]
+
+
+def _total_bytes(saved: list[SavedTensor]) -> int:
+    return sum(tensor.bytes for tensor in saved)
 
 
 def _change(change: SizeChange, life: Life, part: str) -> StorageChange:

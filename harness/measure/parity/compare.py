@@ -141,7 +141,7 @@ def compare(
         parts={part: _part_parity(found, rank, step) for part, found in findings.items()},
         absent=absent,
         uncompared=joined([expected.uncompared, actual.uncompared]),
-        loss=actual.loss["loss"].value.item(),
+        loss=sum(part.value.item() for part in actual.loss.values()),  # of micro-batches
         level="bitwise" if tolerance is None else "tolerance",
         blocks={fqn: not names.isdisjoint(differing) for fqn, names in expected.blocks.items()},
         not_finite=next((name for name, value in largest.items() if not math.isfinite(value)), None),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, MappingView
+from collections.abc import Iterable, Iterator, Mapping, MappingView, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,7 @@ from harness.errors import ConfigError
 from harness.measure.parity.backward_order import backward_order
 from harness.measure.parity.module_state import HeldState, StateChanges, module_state
 from harness.measure.rng import rng_states, seeded
-from harness.measure.trainee import Trainee
+from harness.measure.trainee import Trainee, Watcher
 from harness.models.base import Batch
 from harness.records.parity_result import PARTS
 from strategies.estimate.tensors import held_by, holds_numbers, tensors_held_by
@@ -89,8 +89,8 @@ class Snapshot:
 
     Fields:
         outputs: what the module returned, flattened: `outputs['logits']`, `outputs[0].scale`; `None` where
-            they are never whole.
-        loss: the scalar loss, as `loss`.
+            they are never whole. With several micro-batches: `microbatch[0].outputs['logits']`.
+        loss: the scalar loss, as `loss` or `microbatch[0].loss`.
         gradients: gradients by parameter name, after backward; None where there is none.
         input_gradients: gradients of the inputs that require them, by path.
         buffers: all buffers by name, after backward, also those outside the state dict.
@@ -182,12 +182,8 @@ def _train_one_step(
     """Train by one step and return all that the step computed and changed."""
     trainee.zero_grad()
     inputs = _differentiated(batch)
-    outputs, loss = trainee.forward(batch)
-    captured_outputs = None if outputs is None else flatten(outputs, "outputs")
-    captured_loss = flatten(loss, "loss")
-    del outputs
-    order = backward_order(loss, dict(trainee.model.named_parameters()))
-    trainee.backward(loss)
+    returned = _Returned(trainee.model)
+    trainee.step(batch, returned)
     gradients = {
         name: _gradient(parameter, whole=whole) for name, parameter in trainee.model.named_parameters()
     }
@@ -204,8 +200,8 @@ def _train_one_step(
     rng_state = {name: Captured.of(state) for name, state in rng_states(device).items()}
     trainee.update()
     return Snapshot(
-        outputs=captured_outputs,
-        loss=captured_loss,
+        outputs=returned.outputs,
+        loss=_numbered(returned.losses),
         gradients=gradients,
         input_gradients=input_gradients,
         buffers=buffers,
@@ -216,10 +212,43 @@ def _train_one_step(
         },
         changed_state=changed_state,
         uncompared=held.uncompared,
-        backward_order=order,
+        backward_order=returned.backward_order,
         blocks=_trained_names(trainee.model, trainee.blocks),
         checkpointed=frozenset().union(*_trained_names(trainee.model, trainee.checkpointed).values()),
     )
+
+
+class _Returned(Watcher):
+    """Copies of what each forward of a step has returned, as they come."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._outputs: list[Leaves | None] = []
+        self.losses: list[Leaves] = []
+        self.backward_order: tuple[str, ...] = ()
+
+    def on_forward(self, outputs: Any, loss: Tensor) -> None:
+        if not self.losses:
+            self.backward_order = backward_order(loss, dict(self._model.named_parameters()))
+        self._outputs.append(None if outputs is None else flatten(outputs, "outputs"))
+        self.losses.append(flatten(loss, "loss"))
+
+    @property
+    def outputs(self) -> Leaves | None:
+        """The outputs of all micro-batches; `None` where they are never whole."""
+        whole = [each for each in self._outputs if each is not None]
+        return _numbered(whole) if whole else None
+
+
+def _numbered(leaves: Sequence[Leaves]) -> Leaves:
+    """Return leaves by their paths, each with the number of its micro-batch where there are several."""
+    if len(leaves) == 1:
+        return leaves[0]
+    return {
+        f"microbatch[{number}].{path}": leaf
+        for number, part in enumerate(leaves)
+        for path, leaf in part.items()
+    }
 
 
 def _differentiated(batch: Batch) -> dict[str, Tensor]:

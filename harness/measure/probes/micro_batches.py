@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,21 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from harness.measure.probes.pass_error import told
-from harness.measure.trainee import Trainee
+from harness.measure.trainee import Trainee, Watcher, forward_and_backward
 from harness.measure.work.compiled_graphs import CompiledGraphs
 from harness.models.base import Batch
-
-
-def joined(batches: Iterable[Batch]) -> Batch:
-    """Return what one step reads: `batches`, one after the other."""
-    parts = ((each.inputs, dict(each.keywords), each.targets) for each in batches)
-    return Batch(inputs=tuple(parts), targets=None)
-
-
-def parts_of(batch: Batch) -> Iterator[Batch]:
-    """Yield the micro-batches of a step that `joined` made."""
-    for inputs, keywords, targets in batch.inputs:
-        yield Batch(inputs=inputs, targets=targets, keywords=keywords)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +74,7 @@ class MicroBatched:
         outputs: list[Any] = []
         losses: list[Tensor] = []
         self._in_flight.clear()
-        for part in parts_of(batch):
+        for part in batch.parts():
             if self._in_flight and self.between is None:
                 self._backward(self._in_flight.pop())
                 losses[-1] = losses[-1].detach()
@@ -114,6 +102,10 @@ class MicroBatched:
                 self.between(self.inner)
         while self._in_flight:
             self._backward(self._in_flight.pop(0))
+
+    def step(self, batch: Batch, watcher: Watcher) -> None:
+        """Run forward and backward of all micro-batches; `watcher` sees them as one."""
+        forward_and_backward(self, batch, watcher)
 
     def update(self) -> None:
         """Take one optimizer step.

@@ -31,7 +31,7 @@ from harness.measure.probes.late_reads import (
     singles_of,
 )
 from harness.measure.probes.leak import Growth, growth
-from harness.measure.probes.micro_batches import MicroBatched, joined
+from harness.measure.probes.micro_batches import MicroBatched
 from harness.measure.probes.pass_error import PassError, Raised, told
 from harness.measure.probes.raised import hidden_error, raised_by_variant
 from harness.measure.probes.recomputed_values import RecomputedValues, recomputed_values
@@ -40,7 +40,7 @@ from harness.measure.probes.spots import KINDS, Spot, spots_of
 from harness.measure.probes.tried import together, tried
 from harness.measure.rng import seeded
 from harness.measure.trainee import Trainee
-from harness.models.base import Batch
+from harness.models.base import Batch, joined
 from harness.records.parity_result import First, Parity
 from harness.records.probed import Finding
 

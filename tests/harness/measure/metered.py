@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from harness.measure.trainee import Watcher, forward_and_backward
 from harness.measure.work.compiled_graphs import CompiledGraphs
 from harness.models.base import Batch
 
@@ -90,6 +91,11 @@ class Metered:
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
+
+    def step(self, batch: Batch, watcher: Watcher) -> None:
+        parts = batch.parts()
+        for part in parts:
+            forward_and_backward(self, part, watcher, microbatches=len(parts))
 
     def update(self) -> None:
         self.optimizer.step()

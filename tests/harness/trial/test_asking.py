@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from harness.experiment.experiment import Experiment, name_of
 from harness.measure.parity.compare import compare_steps
-from harness.measure.probes.micro_batches import joined
-from harness.models.base import Batch
+from harness.models.base import Batch, joined
 from harness.records.probed import Probed
 from harness.trial.asking import TrialModels, first_link
 from tests.harness.check.small_models import Growing, Stack, batch, checkpointed, stack_of
