@@ -72,7 +72,8 @@ class Planned:
         peak: predicted peak; `None` where no plan keeps the budget.
         used: predicted peak as a share of the budget.
         extra_percent, bound_percent: cost of the plan, and cost that no schedule is below.
-        points: difference of the two.
+        autograd_percent: cost that no schedule is below that leaves backward to autograd.
+        points: the plan's cost above the bound of any schedule.
         seconds: planning and certificate of this budget.
     """
 
@@ -82,6 +83,7 @@ class Planned:
     used: float | None = None
     extra_percent: float | None = None
     bound_percent: float | None = None
+    autograd_percent: float | None = None
     points: float | None = None
     seconds: float
 
@@ -258,6 +260,7 @@ _COLUMNS = {
     "used": "used:.1%",
     "extra FLOPs %": "extra_percent:.2f",
     "bound %": "bound_percent:.2f",
+    "autograd %": "autograd_percent:.2f",
     "points": "points:.2f",
     "s": "seconds:.2f",
 }
@@ -318,6 +321,7 @@ def _planned(model: str, planner: Planner, shares: Sequence[float]) -> Iterator[
             used=plan.predicted_peak_bytes / budget,
             extra_percent=extra,
             bound_percent=bound,
+            autograd_percent=plan.percent(plan.lower_bound_autograd_flops),
             points=extra - bound,
             seconds=time.perf_counter() - start,
         )

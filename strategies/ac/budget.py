@@ -322,10 +322,8 @@ class Budget(ActivationCheckpointing):
             where, most = "ac.fraction", self.fraction * ways.plain_peak_bytes
         try:
             plan = ways.plan(int(most) - spare_bytes)
-            least = ways.least_flops(int(most))
-            return replace(
-                plan, budget_bytes=int(most), spare_bytes=spare_bytes, lower_bound_extra_flops=least
-            )
+            least = ways.least_flops(int(most)).in_plan()
+            return replace(plan, budget_bytes=int(most), spare_bytes=spare_bytes, **least)
         except planner.BudgetBelowMinimum as error:
             needed = error.minimum_feasible_bytes + spare_bytes
             share = math.ceil(1e4 * needed / ways.plain_peak_bytes) / 1e4

@@ -48,7 +48,7 @@ from strategies.step.sizes import PriorOperator, TensorSize
 from strategies.text_files import read_text, write_text
 
 _WORDS = {"again": "recompute for each reader"}
-FORMAT = "acbench budget plan 7"
+FORMAT = "acbench budget plan 8"
 _INPUT = -1
 FATES = ("keep", "offload", "recompute", "again")
 
@@ -170,6 +170,8 @@ class Plan:
         step_flops: FLOPs of the step without recomputation and chunks.
         extra_flops: FLOPs of the operators that run again, in blocks and in loops.
         lower_bound_extra_flops: no schedule of these operators keeps both budgets with fewer.
+        lower_bound_autograd_flops: none that runs backward as the step does, and only keeps, moves or makes
+            again what backward asks for (see `planning/autograd_bound`); not below `lower_bound_extra_flops`.
         extra_s: seconds of what runs again, of tapes, and of waiting for the host, by the machine's numbers.
         objective: `flops` or `time`: what is least.
         executor: who carries it out: `eager`, or `compiled` by partitions of the graphs of blocks.
@@ -192,6 +194,7 @@ class Plan:
     step_flops: int
     extra_flops: int
     lower_bound_extra_flops: int
+    lower_bound_autograd_flops: int
     extra_s: float = 0.0
     objective: str = "flops"
     executor: str = "eager"
@@ -235,9 +238,13 @@ class Plan:
             return f"{certificate}\nthe budget needs nothing: no block keeps less than without a plan"
         if self.objective == "flops":
             least = self.percent(self.lower_bound_extra_flops)
+            in_order = self.percent(self.lower_bound_autograd_flops)
             what = "both budgets" if self.host_budget_bytes else "the budget"
             whose = bounded(self.chunkings)
-            certificate += f"; no schedule of {whose} keeps {what} with less than {least:.2f} %"
+            certificate += (
+                f"; no schedule of {whose} keeps {what} with less than {least:.2f} %, and none that leaves "
+                f"backward as it is with less than {in_order:.2f} %"
+            )
         alike = groupby(self.blocks, lambda block: replace(block, fqn=""))
         return "\n".join(
             [

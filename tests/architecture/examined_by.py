@@ -55,6 +55,7 @@ EXAMINED_BY = {
     "strategies/chunk/tolerance.py": "tests/strategies/chunk/running/test_proof.py",
     "strategies/budget/eager/carrying_out.py": "tests/strategies/ac/test_budget.py",
     "strategies/budget/eager/first_call.py": "tests/strategies/ac/test_budget.py",
+    "strategies/budget/planning/recomputation.py": "tests/strategies/budget/planning/test_lower_bound.py",
     "strategies/budget/compiled/joint_steps.py": "tests/strategies/budget/compiled/test_compiled_planning.py",
     "strategies/step/memory_layout.py": "tests/strategies/budget/eager/test_planned_block.py",
     "strategies/step/operator_facts.py": "tests/strategies/budget/eager/test_planned_block.py",

@@ -219,6 +219,10 @@ class PlannedCall:
     storages: tuple[int, ...]
     outer_storages: tuple[int, ...]
 
+    def number_of(self, storage: int) -> int:
+        """Return the number in the step of a storage, be it from outside."""
+        return self.storages[storage] if storage >= 0 else self.outer_storages[-1 - storage]
+
 
 def planned_call(graph: StepGraph, call: BlockCall) -> PlannedCall:
     """Return program and moments of one call."""

@@ -7,13 +7,12 @@ and what loops compute again in backward is work of the step itself.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from strategies.budget.plan import Plan, readable
-from strategies.budget.planning.planner import BudgetBelowMinimum, Objective, Planner, cost
+from strategies.budget.planning.planner import BudgetBelowMinimum, LeastFlops, Objective, Planner, cost
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +70,7 @@ class ChunkedPlanner:
             minimum_feasible_bytes=self.minimum_feasible_bytes,
             proven_minimum_bytes=self._proven_bytes(),
             step_flops=self._plain.step_flops,
-            lower_bound_extra_flops=self.least_flops(budget_bytes),
+            **self.least_flops(budget_bytes).in_plan(),
             chunkings=self.chunkings,
             chunk=cheapest.chunk and {"why": self._why(found[0]), **cheapest.chunk},
         )
@@ -100,11 +99,15 @@ class ChunkedPlanner:
     def _proven_bytes(self) -> int:
         return min(way.planner.bound.minimum_bytes() for way in self._ways)
 
-    def least_flops(self, budget_bytes: int) -> int:
-        """Return the least of the bounds of all ways; 0 where none finds a schedule."""
-        bounds = [way.planner.least_flops(budget_bytes) + self._work_of_loops(way)[0] for way in self._ways]
-        least = min(bounds)
-        return int(least) if self._objective == "flops" and math.isfinite(least) else 0
+    def least_flops(self, budget_bytes: int) -> LeastFlops:
+        """Return the least of the bounds of all ways; endless where none has a schedule, 0 of seconds."""
+        if self._objective == "time":
+            return LeastFlops(0.0, 0.0)
+        bounds = [
+            [least + self._work_of_loops(way)[0] for least in way.planner.least_flops(budget_bytes)]
+            for way in self._ways
+        ]
+        return LeastFlops(*map(min, zip(*bounds, strict=True)))
 
     def _why(self, first: Plan) -> str:
         """Return why there are chunks; `first` is the first plan that keeps the budget."""

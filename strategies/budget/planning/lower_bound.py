@@ -27,59 +27,20 @@ the largest over several b. In small steps the least cost with whole values is s
 what branch and bound has proven of it counts. What exists several times, or was made again before b, is
 counted once.
 
-Source: HiGHS (Huangfu and Hall, 2018) solves both programmes.
+`recomputation` solves both programmes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from strategies.estimate.scipy_modules import scipy
-from strategies.step.needed import needed
+from strategies.budget.planning.recomputation import Maker, Moment, Recomputation
 from strategies.step.step_graph import StepGraph, StepOperator
 
 _TRIED = 6
 _CONSIDERED = 32
-_NODES = 100
-"""Most nodes of branch and bound: a number of seconds would give another bound each time."""
-
-_MOST_WHOLE = 1200
-"""Most unknowns of a programme with whole values: in larger ones they change nothing that one would see."""
-
-_MARGIN = 1e-7
-"""Share by which a bound is lowered, because the solver computes with floating point numbers."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Maker:
-    """An operator that makes storages.
-
-    Fields:
-        operator: its number.
-        reads: storages of its operands that the step has made before.
-        cost: cost of running it again.
-    """
-
-    operator: int
-    reads: frozenset[int]
-    cost: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Mark:
-    """An operator b, and what is there or made again when it has run.
-
-    Fields:
-        own: its operands and results.
-        wanted: what its ancestors have made and is needed after it, its operands included.
-    """
-
-    own: frozenset[int]
-    wanted: frozenset[int]
 
 
 class LowerBound:
@@ -96,11 +57,16 @@ class LowerBound:
         self._graph = graph
         self._reads = _reads_of_step(graph.operators)
         self._maker = {
-            storage: _Maker(operator=index, reads=self._reads[index], cost=cost(operator))
-            for index, operator in enumerate(graph.operators)
-            for storage in operator.makes
+            storage: index for index, operator in enumerate(graph.operators) for storage in operator.makes
         }
-        self._marks = self._chosen()
+        makers = [
+            Maker(reads=reads, cost=cost(operator))
+            for operator, reads in zip(graph.operators, self._reads, strict=True)
+        ]
+        self._recomputation = Recomputation(
+            {storage: makers[index] for storage, index in self._maker.items()}, graph.nbytes
+        )
+        self._moments = self._chosen()
 
     def minimum_bytes(self) -> int:
         """Return a peak that every schedule reaches: operands and results of one operator."""
@@ -117,12 +83,7 @@ class LowerBound:
         """
         if self.minimum_bytes() > budget_bytes:
             return np.inf
-        room = budget_bytes + host_bytes
-        costs = [self._cost_at(mark, room) for mark in self._marks]
-        highest = max(costs, default=0.0)
-        if not 0 < highest < np.inf:
-            return highest
-        return max(highest, self._cost_at(self._marks[costs.index(highest)], room, is_whole=True))
+        return self._recomputation.highest(self._moments, budget_bytes + host_bytes)
 
     def _own(self, index: int) -> frozenset[int]:
         return self._reads[index] | self._graph.operators[index].makes.keys()
@@ -130,87 +91,29 @@ class LowerBound:
     def _bytes_of(self, storages: Iterable[int]) -> int:
         return sum(self._graph.nbytes[storage] for storage in storages)
 
-    def _chosen(self) -> list[_Mark]:
-        """Return the early operators of backward after which the most bytes are needed."""
-        operators = self._graph.operators
-        backward = [index for index, each in enumerate(operators) if not each.is_forward]
-        early = backward[: len(backward) // max(len(self._graph.calls), 1) * 2 + 16]
+    def _chosen(self) -> list[Moment]:
+        """Return the moments of those early operators of backward after which the most bytes are needed."""
+        graph = self._graph
+        backward = [index for index, each in enumerate(graph.operators) if not each.is_forward]
+        early = backward[: len(backward) // max(len(graph.calls), 1) * 2 + 16]
         early.sort(key=lambda index: self._bytes_of(self._own(index)), reverse=True)
-        before, after = _ancestors(operators, self._reads), _later_reads(operators)
-        outliving = sum(1 << storage for storage in self._graph.gradients)
-        marks = []
+        before, after = _ancestors(graph.operators, self._reads), _later_reads(graph.operators)
+        outliving = sum(1 << storage for storage in graph.gradients)
+        moments = []
         for index in early[:_CONSIDERED]:
             ran, needed = before[index] & ~(1 << index), after[index] | outliving
+            own = self._own(index)
             wanted = frozenset(
                 storage
                 for storage, maker in self._maker.items()
-                if ran >> maker.operator & 1 and needed >> storage & 1
+                if ran >> maker & 1 and needed >> storage & 1
             )
-            marks.append(_Mark(own=self._own(index), wanted=wanted))
-        return sorted(marks, key=lambda mark: self._bytes_of(mark.own | mark.wanted), reverse=True)[:_TRIED]
+            held_bytes = graph.fixed_bytes + self._bytes_of(own)
+            moments.append(Moment(there=own, wanted=wanted - own, held_bytes=held_bytes))
+        return sorted(moments, key=self._most_bytes, reverse=True)[:_TRIED]
 
-    def _cost_at(self, mark: _Mark, budget_bytes: int, *, is_whole: bool = False) -> float:
-        """Return the least cost of having what is wanted at a mark, which is there itself.
-
-        Args:
-            mark: the mark.
-            budget_bytes: most bytes there.
-            is_whole: whether a storage is there or not, and a maker runs or not; else both may be in part. 0
-                where the step is too large for that.
-        """
-        storages = self._relevant(mark.wanted)
-        if not storages:
-            return 0.0
-        makers = {self._maker[storage].operator: self._maker[storage] for storage in storages}
-        column = {storage: index for index, storage in enumerate(storages)}
-        again = {maker: len(storages) + index for index, maker in enumerate(makers)}
-        rows: list[tuple[tuple[int, float], ...]] = []
-        least: list[float] = []
-        for storage in mark.wanted - mark.own:
-            rows.append(((column[storage], 1.0), (again[self._maker[storage].operator], 1.0)))
-            least.append(1.0)
-        for number, maker in makers.items():
-            for read in maker.reads:
-                run = again[self._maker[read].operator]
-                rows.append(((column[read], 1.0), (run, 1.0), (again[number], -1.0)))
-                least.append(0.0)
-        size = len(storages) + len(makers)
-        if is_whole and size > _MOST_WHOLE:
-            return 0.0
-        costs = np.zeros(size)
-        costs[len(storages) :] = [maker.cost for maker in makers.values()]
-        room = budget_bytes - self._graph.fixed_bytes - self._bytes_of(mark.own.difference(storages))
-        unit_bytes, unit_cost = max(room, 1), max(costs.max(initial=0.0), 1e-30)
-        rows.append(tuple((column[s], -self._graph.nbytes[s] / unit_bytes) for s in storages))
-        least.append(-(room + 0.5) / unit_bytes)  # bytes are whole: rounding must not forbid what just fits
-        at_least = np.zeros(size)
-        at_least[[column[storage] for storage in mark.own.intersection(storages)]] = 1.0
-        optimize = scipy("optimize")
-        found = optimize.milp(
-            costs / unit_cost,
-            integrality=np.full(size, int(is_whole)),
-            bounds=optimize.Bounds(at_least, 1.0),
-            constraints=optimize.LinearConstraint(_matrix(rows, size), lb=np.array(least)),
-            options={"node_limit": _NODES},
-        )
-        if found.status == _INFEASIBLE:
-            return np.inf
-        proven = found.mip_dual_bound if is_whole else found.fun
-        return float(max(0.0, proven or 0.0) * unit_cost * (1 - _MARGIN))
-
-    def _relevant(self, wanted: frozenset[int]) -> list[int]:
-        """Return `wanted` and the storages that it follows from."""
-        return sorted(needed(wanted, lambda storage: self._maker[storage].reads))
-
-
-_INFEASIBLE = 2
-
-
-def _matrix(rows: Sequence[Sequence[tuple[int, float]]], size: int) -> Any:
-    starts = np.cumsum([0, *map(len, rows)])
-    columns = np.array([column for row in rows for column, _ in row])
-    values = np.array([value for row in rows for _, value in row])
-    return scipy("sparse").csr_array((values, columns, starts), shape=(len(rows), size))
+    def _most_bytes(self, moment: Moment) -> int:
+        return moment.held_bytes + self._bytes_of(moment.wanted)
 
 
 def _reads_of_step(operators: Sequence[StepOperator]) -> list[frozenset[int]]:

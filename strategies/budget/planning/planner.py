@@ -6,12 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
 from strategies.base import StrategyError
 from strategies.budget.plan import BlockPlan, Plan, Value
+from strategies.budget.planning.autograd_bound import AutogradBound
 from strategies.budget.planning.block_choice import Choice, Group, Stage, cheapest, smallest_budget
 from strategies.budget.planning.block_options import CallOptions, Option
 from strategies.budget.planning.block_program import PlannedCall, planned_call
@@ -34,6 +35,29 @@ Of plans of equal FLOPs those are the fastest that leave whole blocks as they ar
 
 _TIE = 1e-6
 """Share of a step's FLOPs that a second counts, so that of equal FLOPs the fastest is chosen."""
+
+
+class LeastFlops(NamedTuple):
+    """Bounds of what runs again within a budget; endless where no schedule keeps it.
+
+    Fields:
+        of_any: FLOPs of any schedule of the step's operators.
+        of_autograd: FLOPs of those that leave backward to autograd, or to the order of compiled graphs.
+    """
+
+    of_any: float
+    of_autograd: float
+
+    def in_plan(self) -> dict[str, Any]:
+        """Return the fields of a plan, 0 where no schedule was found."""
+        return {
+            "lower_bound_extra_flops": _finite(self.of_any),
+            "lower_bound_autograd_flops": _finite(self.of_autograd),
+        }
+
+
+def _finite(flops: float) -> int:
+    return int(flops) if math.isfinite(flops) else 0
 
 
 class BudgetBelowMinimum(StrategyError):  # noqa: N818 (it says what is wrong)
@@ -96,6 +120,7 @@ class Planner:
         step_flops, step_s: work of the step without recomputation.
         minimum_feasible_bytes: smallest peak that a plan reaches.
         bound: what no schedule can do better.
+        autograd_bound: what none can that leaves backward to autograd.
     """
 
     def __init__(
@@ -138,6 +163,8 @@ class Planner:
         self.plain_peak_bytes = self._peak_bytes(self._plain())
         self.step_flops, self.step_s = graph.flops, graph.seconds
         self.bound = LowerBound(graph, _seconds if objective == "time" else _flops)
+        self.autograd_bound = AutogradBound(graph, self._calls)
+        self._least: dict[int, LeastFlops] = {}  # by budget
         self._smallest = self._choice_of_fewest_bytes()
         self.minimum_feasible_bytes = self._peak_bytes(self._smallest)
 
@@ -147,7 +174,7 @@ class Planner:
         Raises:
             BudgetBelowMinimum: no plan that was found keeps it.
         """
-        chosen, least = self._choice(budget_bytes), self.least_flops(budget_bytes)
+        chosen = self._choice(budget_bytes)
         effects = [each.effect for each in chosen]
         return Plan(
             budget_bytes=budget_bytes,
@@ -159,7 +186,7 @@ class Planner:
             proven_minimum_bytes=self.bound.minimum_bytes(),
             step_flops=self.step_flops,
             extra_flops=sum(effect.flops for effect in effects),
-            lower_bound_extra_flops=int(least) if math.isfinite(least) else 0,
+            **self.least_flops(budget_bytes).in_plan(),
             extra_s=sum(effect.seconds for effect in effects),
             objective=self._objective,
             model=self._model(),
@@ -167,9 +194,15 @@ class Planner:
             blocks=tuple(block for each in chosen for block in self._block_plans(each)),
         )
 
-    def least_flops(self, budget_bytes: int) -> float:
-        """Return the bound, endless where no schedule keeps the budget; 0, which always holds, of seconds."""
-        return self.bound.cost(budget_bytes, self._host_bytes) if self._objective == "flops" else 0.0
+    def least_flops(self, budget_bytes: int) -> LeastFlops:
+        """Return the bounds of FLOPs; 0, which always holds, where the plan makes seconds least."""
+        if self._objective == "time":
+            return LeastFlops(0.0, 0.0)
+        if budget_bytes not in self._least:
+            of_any = self.bound.cost(budget_bytes, self._host_bytes)
+            of_autograd = self.autograd_bound.cost(budget_bytes, self._host_bytes)
+            self._least[budget_bytes] = LeastFlops(of_any, max(of_any, of_autograd))
+        return self._least[budget_bytes]
 
     def limits(self) -> str:
         """Return what no plan makes smaller, for the end of a sentence."""

@@ -31,6 +31,7 @@ PLAN = Plan(
     step_flops=1000,
     extra_flops=80,
     lower_bound_extra_flops=76,
+    lower_bound_autograd_flops=79,
     model={"blocks": {"layers.0": "9 operators"}},
     versions={"torch": "2.13.0"},
     blocks=(_BLOCK, BlockPlan(fqn="layers.1", plain=True)),

@@ -62,6 +62,7 @@ def grouped(graph: StepGraph, spans: Sequence[tuple[int, int]], share: float, se
         step_flops=graph.flops,
         extra_flops=sum(effect.flops for effect in effects.values()),
         lower_bound_extra_flops=0,
+        lower_bound_autograd_flops=0,
         model={},
         versions={"torch": torch.__version__},
         blocks=tuple(blocks.values()),

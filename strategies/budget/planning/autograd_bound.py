@@ -1,0 +1,158 @@
+"""The fewest FLOPs run again by schedules that leave backward to autograd.
+
+The captured step says what autograd's backward does: its moments, in its order; what lives at each of them
+where nobody holds a value of a block for it (`held_bytes`); when a node asks for a value, and until when it
+holds it. A schedule *leaves backward to autograd* if all of that stays. It only decides which of the values
+that nodes ask for are kept or moved to the host, and which the operators of forward make again, across blocks
+and as often as it likes. An operator that writes to a storage in place runs again with the storage's maker.
+
+Take a moment m after the last forward of a block, and in any such schedule:
+
+1. What the captured step has then, it has, too: `held_bytes`.
+2. So is each value that a node has asked for before m and still holds.
+3. A value that a node asks for at m or later, and that is not there by 1 or 2, is carried through m, maybe on
+   the host (`there` = 1), or made after m (`again` = 1): `there` + `again` >= 1.
+4. What is made after m has been made before, in forward, so its cost is paid again. What its maker reads is
+   there, carried or made after m: `there` + `again` >= `again` of the reader.
+5. What is held and carried is within the budget, and what waits on the host in the room there.
+
+The bound is the largest over several m (`recomputation`). It says nothing of a backward in another order. A
+storage that is read before it is written to again is charged with its maker alone: such a reader wants less
+than all operators of it give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from strategies.budget.planning.block_program import PlannedCall, Unit
+from strategies.budget.planning.recomputation import Maker, Moment, Recomputation
+from strategies.step.step_graph import BlockCall, StepGraph, StepOperator
+
+_TRIED = 24
+_WHOLE = 4
+"""Moments at which the bound is sought, and those with whole values: of eight networks more changed none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Request:
+    """A node of backward asks for a value.
+
+    Fields:
+        storage: the storage of the value, by its number in the step.
+        moment: the moment at which it is asked for.
+        until: the last moment at which the node holds it.
+    """
+
+    storage: int
+    moment: int
+    until: int
+
+
+class AutogradBound:
+    """Bounds for one step whose backward runs as it was captured.
+
+    Args:
+        graph: the step.
+        calls: the calls of its blocks, one for each of the graph.
+
+    Attributes:
+        minimum_bytes: a peak that every such schedule reaches.
+    """
+
+    def __init__(self, graph: StepGraph, calls: Sequence[PlannedCall]) -> None:
+        self._graph = graph
+        makers = {
+            storage: maker
+            for captured, call in zip(graph.calls, calls, strict=True)
+            for storage, maker in _makers(graph, captured, call)
+        }
+        self._made = makers.keys()
+        self._recomputation = Recomputation(makers, graph.nbytes)
+        self._requests = [each for call in calls for each in _requests(call) if each.storage in makers]
+        held: dict[int, list[tuple[int, int]]] = {}
+        for each in self._requests:
+            held.setdefault(each.storage, []).append((each.moment + 1, each.until))
+        self._there_bytes = graph.held_bytes + self._bytes_over_time(held)
+        for each in self._requests:
+            held[each.storage].append((0, each.moment))
+        self._most_bytes = graph.held_bytes + self._bytes_over_time(held)
+        self.minimum_bytes = int(self._there_bytes.max())
+        self._moments = self._chosen(max((call.end for call in calls), default=0))
+
+    def cost(self, budget_bytes: int, host_bytes: int = 0) -> float:
+        """Return the least FLOPs of what runs again within a budget; endless where no schedule keeps it.
+
+        Args:
+            budget_bytes: most bytes on the device.
+            host_bytes: most bytes on the host.
+        """
+        if self.minimum_bytes > budget_bytes:
+            return np.inf
+        return self._recomputation.highest(self._moments, budget_bytes + host_bytes, whole=_WHOLE)
+
+    def _bytes_over_time(self, spans: Mapping[int, Iterable[tuple[int, int]]]) -> npt.NDArray[np.int64]:
+        """Return the bytes of storages at each moment, each in its spans and after its own life.
+
+        Args:
+            spans: first and last moments of each storage; where they overlap, it counts once.
+        """
+        changes = np.zeros(len(self._graph.held_bytes) + 1, dtype=np.int64)
+        for storage, each in spans.items():
+            free = self._graph.deaths[storage] + 1
+            for first, last in sorted(each):
+                if max(first, free) <= last:
+                    changes[max(first, free)] += self._graph.nbytes[storage]
+                    changes[last + 1] -= self._graph.nbytes[storage]
+                    free = last + 1
+        return np.cumsum(changes)[:-1]
+
+    def _chosen(self, start: int) -> list[Moment]:
+        """Return the moments from `start` on at which the most bytes are there or wanted.
+
+        Between two changes of what is there and wanted, that moment counts at which the most is there.
+        """
+        changes = {start, *(self._graph.deaths[storage] + 1 for storage in self._made)}
+        changes.update(at for each in self._requests for at in (each.moment + 1, each.until + 1))
+        starts = np.array(sorted(at for at in changes if start <= at < len(self._there_bytes)))
+        if not self._requests or not len(starts):
+            return []
+        there, most = (np.maximum.reduceat(each, starts) for each in (self._there_bytes, self._most_bytes))
+        highest = np.argsort(-most, kind="stable")[:_TRIED]
+        return [self._moment(int(starts[at]), int(there[at])) for at in highest]
+
+    def _moment(self, moment: int, held_bytes: int) -> Moment:
+        alive = {storage for storage in self._made if moment <= self._graph.deaths[storage]}
+        return Moment(
+            there=frozenset(
+                alive.union(each.storage for each in self._requests if each.moment < moment <= each.until)
+            ),
+            wanted=frozenset(each.storage for each in self._requests if each.moment >= moment),
+            held_bytes=held_bytes,
+        )
+
+
+def _makers(graph: StepGraph, captured: BlockCall, call: PlannedCall) -> Iterator[tuple[int, Maker]]:
+    """Yield the storages that a call makes, each with what makes it."""
+    operators = [graph.operators[index] for index in captured.operators]
+    for unit in call.program.units:
+        maker = _maker(unit, operators, call)
+        yield from ((call.storages[storage], maker) for storage in unit.makes)
+
+
+def _maker(unit: Unit, operators: Sequence[StepOperator], call: PlannedCall) -> Maker:
+    """Return what makes the storages of a unit: all of it, or its first where older contents are read."""
+    if call.program.pinned.isdisjoint(unit.makes):
+        return Maker(reads=frozenset(call.number_of(read) for read in unit.reads), cost=unit.flops)
+    first = operators[unit.operators[0]]
+    return Maker(reads=first.reads, cost=first.flops)
+
+
+def _requests(call: PlannedCall) -> Iterator[_Request]:
+    """Yield the values that nodes of backward ask a call for."""
+    for storage, moment, until in zip(call.program.asked, call.asked, call.until, strict=True):
+        yield _Request(storage=call.number_of(storage), moment=moment, until=until)

@@ -1,0 +1,212 @@
+"""The bound of schedules that leave backward to autograd, against the best of all of them in small steps."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from strategies.budget.planning.autograd_bound import AutogradBound
+from strategies.budget.planning.block_program import planned_call
+from strategies.budget.planning.planner import Planner
+from strategies.step.step_graph import BlockCall, Redemption, StepGraph, StepOperator
+from strategies.step.step_recorder import OperatorWork
+from tests.strategies.budget.planning.test_enumeration import Blocks, Residual, linear
+from tests.strategies.step.test_plan_capture import captured
+
+SHARES = (0.05, 0.3, 0.6)
+"""Budgets between what backward holds at least, and what it holds where everything is kept."""
+
+
+def bound_of(graph: StepGraph) -> AutogradBound:
+    return AutogradBound(graph, [planned_call(graph, call) for call in graph.calls])
+
+
+def written(values: int, *, seed: int, writes: bool = False) -> StepGraph:
+    """Return a forward in two blocks, each operator of which reads older values, and a backward.
+
+    The nodes of backward ask for one or two values each, and hold them for a while. Gradients come and go.
+    """
+    chance = random.Random(seed)
+    operators: list[StepOperator] = []
+    calls = [BlockCall(fqn="a", start=0, end=values), BlockCall(fqn="b", start=values, end=2 * values)]
+    deaths = dict.fromkeys(range(values), 0)
+    in_place = {chance.randrange(1, values)} if writes else set[int]()
+    for value in range(values):
+        reads = frozenset(chance.sample(range(value), min(value, chance.choice([1, 1, 2]))))
+        call = int(value >= values // 2)
+        deaths |= dict.fromkeys((*reads, value), 2 * value + 1)
+        for part in range(1 + (value in in_place)):
+            calls[call].operators.append(len(operators))
+            operators.append(
+                StepOperator(
+                    work=OperatorWork(phase="", name="aten.row.default", flops=chance.choice([0, 1, 2, 5])),
+                    call=call,
+                    ordinal=len(calls[call].operators) - 1,
+                    is_forward=True,
+                    start=2 * value + part,
+                    end=2 * value + part + 1,
+                    reads=frozenset({value}) if part else reads,
+                    writes=frozenset({value} if part else ()),
+                    makes={} if part else {value: 0},
+                    seconds=0.0,
+                    private_bytes=0,
+                    random_states=0,
+                    is_repeatable=True,
+                    node="",
+                )
+            )
+    moment = 2 * values
+    for value in reversed(range(values)):
+        for asked in {value, chance.randrange(values)} if chance.random() < 0.8 else set[int]():
+            until = moment + chance.choice([1, 1, 2, 3])
+            calls[int(asked >= values // 2)].redemptions.append(
+                Redemption(storage=asked, moment=moment, until=until, released=until, node="")
+            )
+            moment += chance.choice([0, 1])
+        moment += chance.choice([1, 2])
+    held = [chance.choice([0, 0, 1, 3]) for _ in range(moment + 5)]
+    return StepGraph(
+        operators=operators,
+        calls=calls,
+        nbytes={value: chance.choice([1, 2, 3, 4]) for value in range(values)},
+        deaths=deaths,
+        held_bytes=np.array(held, dtype=np.int64),
+        gradients=frozenset(),
+        fixed_bytes=0,
+        device="cpu",
+    )
+
+
+class Schedules:
+    """All schedules of a step whose backward is as it is, from any values that forward has left.
+
+    What backward holds is looked up in the captured step, moment by moment; operators run one by one.
+    """
+
+    def __init__(self, graph: StepGraph) -> None:
+        self.graph = graph
+        self.forward = [graph.operators[index] for call in graph.calls for index in call.operators]
+        self.bit = {s: 1 << place for place, s in enumerate(s for each in self.forward for s in each.makes)}
+        self.asked = [each for call in graph.calls for each in call.redemptions if each.storage in self.bit]
+        self.start = max(call.end for call in graph.calls)
+        self.last = max((each.moment for each in self.asked), default=self.start)
+        moments = range(self.last + 2)
+        self.natural = [self._mask(s for s in self.bit if at <= graph.deaths[s]) for at in moments]
+        self.forced = [
+            self._mask(each.storage for each in self.asked if each.moment < at <= each.until)
+            for at in moments
+        ]
+
+    def _mask(self, storages: Iterator[int]) -> int:
+        return sum({self.bit[storage] for storage in storages})
+
+    def nbytes(self, moment: int, live: int) -> int:
+        """Return the bytes at a moment with the values of a mask."""
+        there = (live | self.forced[moment]) & ~self.natural[moment]
+        held = int(self.graph.held_bytes[moment])
+        return held + sum(self.graph.nbytes[storage] for storage, bit in self.bit.items() if there & bit)
+
+    def runs(self, moment: int, live: int) -> Iterator[tuple[int, int]]:
+        """Yield the cost of each operator that can run, with the values after it; writers run with makers."""
+        have = live | self.forced[moment] | self.natural[moment]
+        for each in self.forward:
+            makes = self._mask(iter(each.makes))
+            together = [each, *(w for w in self.forward if w.writes & each.makes.keys())]
+            reads = {s for w in together for s in w.reads if s in self.bit and s not in each.makes}
+            if makes and have & self._mask(iter(reads)) == self._mask(iter(reads)):
+                yield sum(w.flops for w in together), live | makes
+
+    def after(self, moment: int, live: int) -> bool:
+        """Say whether what is asked for at a moment is there."""
+        have = live | self.forced[moment] | self.natural[moment]
+        return all(have & self.bit[each.storage] for each in self.asked if each.moment == moment)
+
+    def best(self, budget: int) -> float:
+        """Return the fewest FLOPs run again; endless where no schedule keeps the budget."""
+        held = self.graph.held_bytes[self.last + 1 :]
+        until = max((each.until for each in self.asked), default=0)
+        ends = range(self.last + 1, until + 1)
+        outlive = [self._mask(e.storage for e in self.asked if e.moment < at <= e.until) for at in ends]
+        sums = [sum(self.graph.nbytes[s] for s, bit in self.bit.items() if mask & bit) for mask in outlive]
+        if (
+            max([*held, *(self.graph.held_bytes[at] + more for at, more in zip(ends, sums, strict=True))])
+            > budget
+        ):
+            return np.inf
+        order = count()
+        first = (self.start, sum(self.bit.values()))
+        seen = {first: 0}
+        queue = [(0, next(order), *first)]
+        while queue:
+            cost, _, moment, live = heapq.heappop(queue)
+            if moment > self.last:
+                return cost
+            if seen[moment, live] < cost:
+                continue
+            nexts = [(0, moment, live & ~bit) for bit in self.bit.values() if live & bit]
+            if self.nbytes(moment, live) <= budget:
+                nexts += [(flops, moment, made) for flops, made in self.runs(moment, live)]
+                nexts += [(0, moment + 1, live)] if self.after(moment, live) else []
+            for flops, *state in nexts:
+                at, made = state
+                is_kept = made & live == made or self.nbytes(at, made) <= budget
+                if is_kept and cost + flops < seen.get((at, made), 1 << 60):
+                    seen[at, made] = cost + flops
+                    heapq.heappush(queue, (cost + flops, next(order), at, made))
+        return np.inf
+
+
+def compared(graph: StepGraph) -> Iterator[tuple[float, float]]:
+    """Yield the bound and the best of all schedules for budgets of a step."""
+    bound, schedules = bound_of(graph), Schedules(graph)
+    everything = sum(schedules.bit.values())
+    most = max(schedules.nbytes(moment, everything) for moment in range(schedules.start, schedules.last + 2))
+    least = bound.minimum_bytes
+    for budget in (least - 1, *(int(least + share * (most - least)) for share in SHARES)):
+        yield bound.cost(budget), schedules.best(budget)
+
+
+@pytest.mark.parametrize("writes", [False, True], ids=["", "written in place"])
+@pytest.mark.parametrize("values", [4, 6])
+def test_no_schedule_of_a_written_step_beats_the_bound(values: int, writes: bool) -> None:
+    found = [each for seed in range(12) for each in compared(written(values, seed=seed, writes=writes))]
+    assert all(least <= best for least, best in found)
+    assert all(least == best == np.inf for least, best in found[:: 1 + len(SHARES)])  # too few bytes
+    positive = [(least, best) for least, best in found if 0 < best < np.inf]
+    equal = [least for least, best in positive if least == pytest.approx(best)]
+    assert len(positive) > 8
+    assert len(equal) > 0.4 * len(positive)
+
+
+NETWORKS: dict[str, Callable[[], list[nn.Module]]] = {
+    "a funnel": lambda: [nn.Sequential(linear(a, b), nn.Tanh()) for a, b in ((16, 64), (64, 32), (32, 16))],
+    "residual blocks": lambda: [
+        Residual(nn.Sequential(linear(16, 48), nn.GELU(), linear(48, 16))) for _ in range(2)
+    ],
+    "cheap operators": lambda: [
+        nn.Sequential(linear(16, 16), nn.Tanh(), nn.Sigmoid(), nn.SiLU(), nn.Tanh()) for _ in range(2)
+    ],
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_no_schedule_of_a_captured_step_beats_the_bound(name: str) -> None:
+    torch.manual_seed(0)
+    graph = captured(Blocks(NETWORKS[name]()), torch.randn(512, 16))
+    assert len(Schedules(graph).forward) <= 14
+    found = list(compared(graph))
+    assert all(least <= best for least, best in found)
+    equal = [least for least, best in found if 0 < best < np.inf and least == pytest.approx(best)]
+    assert equal or max(best for _, best in found[1:]) == 0
+    planner = Planner(graph)
+    smallest, plain = planner.minimum_feasible_bytes, planner.plain_peak_bytes
+    for share in SHARES:
+        plan = planner.plan(int(smallest + share * (plain - smallest)))
+        assert plan.lower_bound_extra_flops <= plan.lower_bound_autograd_flops <= plan.extra_flops
