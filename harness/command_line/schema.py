@@ -317,10 +317,10 @@ def as_refused(fields: Mapping[str, Any]) -> dict[str, Any]:
     protocol = {name: value for name, value in fields["protocol"].items() if name != "probes" or value}
     shown = {**fields, "protocol": protocol}
     try:
-        label = _construct("mesh", Mesh, fields["mesh"]).label
+        mesh = _construct("mesh", Mesh, fields["mesh"])
     except ConfigError:
         return shown
-    return {**shown, "mesh": {"name": label, **fields["mesh"]}}
+    return {**shown, "mesh": {"name": mesh.label, **mesh.asked()}}
 
 
 def _setting_names() -> list[str]:

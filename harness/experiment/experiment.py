@@ -131,6 +131,7 @@ class Experiment(Recipe):
                 f"got {self.batch_size}",
             )
         self._require_whole_micro_batches()
+        self._require_parts()
         self._require_ranks_to_shard_over()
         self._require_whole_forwards()
         self._require_one_budget()
@@ -234,7 +235,7 @@ class Experiment(Recipe):
         recipe = {name: value for name, value in recipe.items() if name not in unsaid}
         groups = {
             "model": {"family": name_of(self.model), **_asked(self.model)},
-            "mesh": {"name": self.mesh.label, **dataclasses.asdict(self.mesh)},
+            "mesh": {"name": self.mesh.label, **self.mesh.asked()},
             "protocol": _protocol(self.protocol),
         }
         for group in ("ac", "chunk", "shard"):
@@ -339,6 +340,21 @@ class Experiment(Recipe):
                 f"must divide the {share} samples of {of}, got {self.microbatches}; make batch_size a "
                 f"multiple of {self.mesh.dp * self.microbatches}",
             )
+
+    def _require_parts(self) -> None:
+        """Refuse parts of sequences and logits that the model, its length or another option does not suit."""
+        mesh = self.mesh
+        option = next((f"mesh.{name}" for name in ("sp", "loss_parallel") if getattr(mesh, name)), None)
+        if option is None:
+            return
+        self.model.check_split(
+            sequence_length=self.sequence_length, tp=mesh.tp, sp=mesh.sp, loss_parallel=mesh.loss_parallel
+        )
+        if self.is_sharded:
+            problem = f"is part of the mesh's own plan, and shard={name_of(self.shard)} makes another"
+            raise ConfigError(option, f"{problem}; use shard=none, or false")
+        if self.is_compiled:
+            raise ConfigError(option, f"runs eagerly alone, got compile={self.compile}; use compile=none")
 
     def _require_ranks_to_shard_over(self) -> None:
         """Refuse sharding of operators on a mesh whose ranks share no tensors."""

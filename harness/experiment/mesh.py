@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from harness.errors import ConfigError, require_at_least, require_one_of
 
 SHARDING_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 _HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 _FSDP_OPTIONS = ("fsdp", "reshard_after_forward", "cpu_offload", "use_orig_params", "sharding_strategy")
+_TP_OPTIONS = ("sp", "loss_parallel")
+_LATER = _TP_OPTIONS
+"""Options that came later: a mesh that does not ask for them is the mesh that it was."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,6 +24,9 @@ class Mesh:
         dp_replicate: replicas of the (sharded) model; alone it is DDP.
         dp_shard: ranks that share parameters, gradients and optimizer state (FSDP).
         tp: ranks that share every column- and row-parallel linear (Megatron, arXiv:1909.08053).
+        sp: ranks of `tp` hold the residual in parts of the sequence between those linears (Korthikanti et al.
+            2022, arXiv:2205.05198).
+        loss_parallel: ranks of `tp` hold logits in parts of the vocabulary, and the loss is computed on them.
         fsdp: `fsdp2` (`fully_shard`) or `fsdp1` (`FullyShardedDataParallel`).
         reshard_after_forward: FSDP2 frees a block's parameters between its forward and its backward.
         cpu_offload: FSDP keeps parameters, gradients and optimizer state in host memory.
@@ -32,6 +39,8 @@ class Mesh:
     dp_replicate: int = 1
     dp_shard: int = 1
     tp: int = 1
+    sp: bool = False
+    loss_parallel: bool = False
     fsdp: str = "fsdp2"
     reshard_after_forward: bool = True
     cpu_offload: bool = False
@@ -83,12 +92,21 @@ class Mesh:
             data = [f"ddp{self.dp_replicate}"]
         else:
             data = [f"shard{self.dp_shard}"] if self.dp_shard > 1 else []
-        tensor = [f"tp{self.tp}"] if self.tp > 1 else []
+        tensor = [f"{'sp_' if self.sp else ''}tp{self.tp}"] if self.tp > 1 else []
         return "_".join(data + tensor) or "single"
+
+    def asked(self) -> dict[str, Any]:
+        """Return all options; one that came later only where it has another value than its default."""
+        defaults = {field.name: field.default for field in fields(self)}
+        options = asdict(self).items()
+        return {name: value for name, value in options if name not in _LATER or value != defaults[name]}
 
     def _require_meaning(self) -> None:
         """Refuse an option that nothing would read: two trials that differ in it would be one."""
         defaults = {field.name: field.default for field in fields(self)}
+        unread = next((name for name in _TP_OPTIONS if getattr(self, name) and self.tp == 1), None)
+        if unread is not None:
+            raise ConfigError(f"mesh.{unread}", f"needs mesh.tp above 1, got {self.label}; use mesh=tp2")
         changed = [name for name in _FSDP_OPTIONS if getattr(self, name) != defaults[name]]
         if changed and not self.is_sharded:
             raise ConfigError(

@@ -234,6 +234,35 @@ class ModelSpec:
         """Return `{configuration path: size}` of what tensor parallelism divides evenly."""
         return {}
 
+    def split_plan(self, *, sp: bool, loss_parallel: bool) -> dict[str, str]:
+        """Return `tensor_parallel_plan` with the styles of `mesh.sp` and `mesh.loss_parallel`.
+
+        Further styles: `sequence` of norms on parts of the sequence, `sequence_gathered` of one whose output
+        is whole again; `gathered_input` of what reads the whole sequence; `row_to_sequence` and
+        `embedding_to_sequence` of what gives parts of it, `scattered` of what gives wholes that are cut;
+        `column_from_sequence`, `column_to_logits` and `column_from_sequence_to_logits` of heads.
+
+        Raises:
+            ConfigError: the model has no such plan.
+        """
+        for option, is_asked in (("sp", sp), ("loss_parallel", loss_parallel)):
+            if is_asked:
+                raise ConfigError(f"mesh.{option}", f"model {self.name!r} has no plan for it; use false")
+        return self.tensor_parallel_plan()
+
+    def check_split(self, *, sequence_length: int, tp: int, sp: bool, loss_parallel: bool) -> None:
+        """Refuse `mesh.sp` and `mesh.loss_parallel` where the model, or a length, does not suit them.
+
+        Raises:
+            ConfigError: no plan, or a size that `tp` does not divide.
+        """
+        plan = self.split_plan(sp=sp, loss_parallel=loss_parallel)
+        if sp:
+            require_parts("sequence_length", sequence_length, "mesh.tp", tp, "mesh.sp=false")
+        vocabulary = getattr(self, "vocab_size", tp)
+        if "head" in plan and vocabulary % tp:
+            raise ConfigError("mesh.tp", f"must divide model.vocab_size, {vocabulary}, got {tp}")
+
     def check(self, *, sequence_length: int, tp: int) -> None:
         """Refuse what this model cannot do.
 
@@ -312,6 +341,16 @@ class LanguageModelSpec(ModelSpec):
 def _like(original: Tensor, made: Tensor) -> Tensor:
     """Return `made` as a leaf that requires a gradient where `original` does."""
     return made.requires_grad_(original.requires_grad)
+
+
+def require_parts(where: str, size: int, axis: str, ranks: int, remedy: str) -> None:
+    """Refuse a `size` that the ranks of an axis cannot share evenly; name the sizes next to it."""
+    if size % ranks:
+        below, above = size // ranks * ranks, -(-size // ranks) * ranks
+        nearest = f"{below} or {above}" if below else f"{above}"
+        raise ConfigError(
+            where, f"must be a multiple of {axis}, {ranks}, got {size}; use {nearest}, or {remedy}"
+        )
 
 
 def require_divides(part: str, part_size: int, whole: str, whole_size: int) -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 class GPTSpec(DecoderSpec):
     """A GPT-2 of any size; a token's forward takes L·(8·D² + 4·S·D + 4·D·F) + 2·D·V FLOPs."""
 
+    embedded_by = "dropout"
+
     def build(self) -> nn.Module:
         """Return a `GPT`."""
         return decoder.GPT(self)

@@ -31,6 +31,10 @@ class LlamaSpec(RotaryDecoderSpec):
         """Return a `Llama`."""
         return decoder.Llama(self, tied_head=self.tied_head)
 
+    def has_own_head(self) -> bool:
+        """Say if it is not tied."""
+        return not self.tied_head
+
     def feed_forward_flops(self) -> int:
         """Return 6·D·F."""
         return 6 * self.width * self.hidden_width

@@ -29,6 +29,7 @@ class MoESpec(RotaryDecoderSpec):
     """
 
     feed_forward_linears = ("experts.*.gate", "experts.*.up", "experts.*.down")
+    has_sequence_plan = False
 
     n_experts: int
     top_k: int
@@ -43,6 +44,10 @@ class MoESpec(RotaryDecoderSpec):
     def build(self) -> nn.Module:
         """Return a `MoE`."""
         return decoder.MoE(self, n_experts=self.n_experts, top_k=self.top_k)
+
+    def has_own_head(self) -> bool:
+        """Return true."""
+        return True
 
     def feed_forward_flops(self) -> int:
         """Return 2·D·E for the router and 6·k·D·F for the experts."""

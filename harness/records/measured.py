@@ -5,6 +5,7 @@ Bytes are integers. FLOPs count multiply and add as two. Times are seconds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -184,6 +185,8 @@ class MeasuredWork(StepFlops):
         calls: forward calls by block FQN, recomputation included.
         collectives: number of collectives started on this rank, by phase and name.
         collective_bytes: payload of the collectives on this rank, by phase.
+        collectives_repeated: those of them that recomputation started once more, by name, beyond those that
+            the twin's does.
         acted_otherwise: the strategy did nothing in this step, and something with other random numbers.
         compiled_graphs: graphs that `torch.compile` made of the model, those of backward among them.
         graph_breaks: number of places at which it gave up a graph, by its reason.
@@ -197,20 +200,25 @@ class MeasuredWork(StepFlops):
     calls: dict[str, int] = field(default_factory=dict)
     collectives: dict[str, dict[str, int]] = field(default_factory=dict)
     collective_bytes: dict[str, dict[str, int]] = field(default_factory=dict)
+    collectives_repeated: dict[str, int] = field(default_factory=dict)
     acted_otherwise: bool = False
     compiled_graphs: int = 0
     graph_breaks: dict[str, int] = field(default_factory=dict)
 
     def beyond(self, twin: MeasuredWork) -> MeasuredWork:
         """Return the same with what is recomputed beyond what `twin`, the plain model, recomputes."""
-        operators = {
-            name: count - twin.recomputed_ops.get(name, 0) for name, count in self.recomputed_ops.items()
-        }
         return replace(
             self,
             recomputed_flops=max(0, self.recomputed_flops - twin.recomputed_flops),
-            recomputed_ops={name: count for name, count in operators.items() if count > 0},
+            recomputed_ops=_more(self.recomputed_ops, twin.recomputed_ops),
+            collectives_repeated=_more(self.collectives_repeated, twin.collectives_repeated),
         )
+
+
+def _more(counts: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
+    """Return by how much counts exceed those of the same names among `others`."""
+    beyond = {name: count - others.get(name, 0) for name, count in counts.items()}
+    return {name: count for name, count in beyond.items() if count > 0}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -182,6 +182,7 @@ def merge_work(ranks: Sequence[RankResult], *, is_plain: bool) -> Work:
         calls=_highest(work.calls for work in works),
         collectives=_highest_by_phase([work.collectives for work in works]),
         collective_bytes=_highest_by_phase([work.collective_bytes for work in works]),
+        collectives_repeated=_highest(work.collectives_repeated for work in works),
         acted_otherwise=any(work.acted_otherwise for work in works),
         compiled_graphs=max(work.compiled_graphs for work in works),
         graph_breaks=_highest(work.graph_breaks for work in works),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from harness.experiment.experiment import Experiment, name_of
 from harness.measure.trainee import Watcher, forward_and_backward
@@ -21,7 +22,7 @@ from harness.trial import checkpoint_errors, forward_errors
 from harness.trial.build import Build
 from harness.trial.compilation import alike, compile_model
 from harness.trial.optimizers import optimizer_of
-from harness.trial.parallel import distribute, split_tensors
+from harness.trial.parallel import distribute, loss_context, split_tensors
 from harness.trial.plain_model import PlainModel
 from harness.trial.planned_step import planned_step
 from strategies import CallSite, LossInputs, Observation
@@ -45,6 +46,7 @@ class Assembled:
         has_loss: whether `call` gives the loss where its last input is `LossInputs`: a plan includes it, and
             outputs are never whole.
         autocast: makes the context in which the model and the loss run.
+        context: makes that in which forward, loss and backward run.
         drops_gradients: whether `zero_grad` sets gradients to `None` instead of zero.
         trained: what the record says of the model before any strategy.
         compiled: what the compiler made of the model; `None` where nothing is compiled.
@@ -59,6 +61,7 @@ class Assembled:
     loss: LossFunction
     has_loss: bool
     autocast: Callable[[], AbstractContextManager[Any]]
+    context: Callable[[], AbstractContextManager[Any]]
     drops_gradients: bool
     trained: TrainedModel
     compiled: CompiledGraphs | None = None
@@ -79,12 +82,14 @@ class Assembled:
 
     def _forward(self, batch: Batch) -> tuple[Any, Tensor]:
         """Return outputs and loss under autocast; a model that has its loss gives no outputs."""
-        with self.autocast():
+        with self.autocast(), self.context():
             if self.has_loss:
                 inputs = *batch.inputs, LossInputs((batch.targets,))
                 return None, self.call(*inputs, **batch.keywords)
             outputs = self.call(*batch.inputs, **batch.keywords)
-            return outputs, self.loss(outputs, batch)
+            loss = self.loss(outputs, batch)
+            # of logits in parts every rank has the whole loss
+            return outputs, loss.to_local() if isinstance(loss, DTensor) else loss
 
     def step(self, batch: Batch, watcher: Watcher) -> None:
         """Accumulate the gradients of a batch, one micro-batch after the other.
@@ -102,7 +107,8 @@ class Assembled:
         Raises:
             RuntimeError: a recomputation does not repeat forward; the message names block and operator.
         """
-        checkpoint_errors.backward(loss, self.model)
+        with self.context():
+            checkpoint_errors.backward(loss, self.model)
 
     def update(self) -> None:
         """Take one optimizer step."""
@@ -188,6 +194,7 @@ def assemble(
         loss=plain.loss,
         has_loss=has_loss,
         autocast=plain.precision.autocast,
+        context=nullcontext if is_dense else loss_context(mesh),
         # with original parameters on the host, FSDP1 adds to the gradients of the step before where they were
         # dropped, and says nothing (measured: gradient norms 0.368 for 0.133 in the second step)
         drops_gradients=not (mesh.fsdp == "fsdp1" and mesh.cpu_offload and mesh.use_orig_params),

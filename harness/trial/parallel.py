@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -21,11 +21,14 @@ from torch.distributed.fsdp import (
     ShardingStrategy,
     fully_shard,
 )
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
+    PrepareModuleOutput,
     RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
@@ -45,6 +48,30 @@ class SummedGradients(ParallelStyle):
         return sum_gradients(module, device_mesh)
 
 
+class GatheredInput(ParallelStyle):
+    """A module whose first input, a part of the sequence on each rank, is gathered; the others are whole."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def gather(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            part, *others = args
+            if not isinstance(part, DTensor):
+                part = DTensor.from_local(part, device_mesh, [Shard(1)], run_check=False)
+            # a DTensor, so that the gradients of all that read it are summed before they are scattered
+            return (part.redistribute(placements=[Replicate()]), *others)
+
+        module.register_forward_pre_hook(gather)
+        return module
+
+
+class SequenceGathered(ParallelStyle):
+    """A norm of parts of the sequence whose output is the whole."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        module = SequenceParallel()._apply(module, device_mesh)  # noqa: SLF001 (what `parallelize_module` calls)
+        whole = PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate())
+        return whole._apply(module, device_mesh)  # noqa: SLF001 (as above)
+
+
 STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
     "column": ColwiseParallel,
     "row": RowwiseParallel,
@@ -53,6 +80,20 @@ STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
     "row_scattered": partial(RowwiseParallel, input_layouts=Replicate()),
 }
 """Ways to split a module, by the words of tensor parallel plans."""
+
+_LOGITS = partial(ColwiseParallel, output_layouts=Shard(-1), use_local_output=False)
+STYLES_OF_PARTS: Mapping[str, Callable[[], ParallelStyle]] = {
+    "sequence": SequenceParallel,
+    "sequence_gathered": SequenceGathered,
+    "gathered_input": GatheredInput,
+    "row_to_sequence": partial(RowwiseParallel, output_layouts=Shard(1)),
+    "embedding_to_sequence": partial(RowwiseParallel, input_layouts=Replicate(), output_layouts=Shard(1)),
+    "scattered": partial(PrepareModuleOutput, output_layouts=Replicate(), desired_output_layouts=Shard(1)),
+    "column_from_sequence": partial(ColwiseParallel, input_layouts=Shard(1), output_layouts=Replicate()),
+    "column_to_logits": _LOGITS,
+    "column_from_sequence_to_logits": partial(_LOGITS, input_layouts=Shard(1)),
+}
+"""Those of `mesh.sp` and `mesh.loss_parallel`, which our models' own plans have."""
 
 
 def device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh | None:
@@ -83,8 +124,16 @@ def split_tensors(
         return model
     if experiment.is_sharded and sharding is not None:
         return experiment.shard.realise(model, sharding, devices["tp"])
-    styles = {pattern: STYLES[style]() for pattern, style in experiment.model.tensor_parallel_plan().items()}
+    mesh = experiment.mesh
+    plan = experiment.model.split_plan(sp=mesh.sp, loss_parallel=mesh.loss_parallel)
+    known = {**STYLES, **STYLES_OF_PARTS}
+    styles = {pattern: known[style]() for pattern, style in plan.items()}
     return parallelize_module(model, devices["tp"], styles)
+
+
+def loss_context(mesh: Mesh) -> Callable[[], AbstractContextManager[Any]]:
+    """Return what makes the context in which a loss of logits in parts, and its backward, run."""
+    return loss_parallel if mesh.loss_parallel else nullcontext
 
 
 def distribute(

@@ -60,7 +60,7 @@ def check_split(spec: ModelSpec, batch: Batch, tp: int) -> None:
     if expected != actual:
         given, wanted = next(pair for pair in zip(actual, expected, strict=False) if pair[0] != pair[1])
         problem = f"the tensor parallel plan makes the model return {given}, where the whole returns {wanted}"
-        remedy = "a loss on shards (loss_parallel) is not supported: leave the head out of model.tp_column"
+        remedy = "logits in parts need a plan of the model's own: leave the head out of model.tp_column"
         raise ConfigError("mesh.tp", f"{problem}; {remedy}")
 
 

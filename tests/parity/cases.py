@@ -21,6 +21,7 @@ from harness.experiment.experiment import Experiment
 from harness.experiment.mesh import Mesh
 from harness.experiment.protocol import Protocol
 from harness.measure.parity.snapshot import Snapshot
+from harness.measure.step import instrument
 from harness.models.base import Batch, ModelSpec
 from harness.models.evoformer import EvoformerSpec
 from harness.models.gpt import GPTSpec
@@ -29,6 +30,7 @@ from harness.models.mlp import MLPSpec
 from harness.models.moe import MoESpec
 from harness.models.unet import UNetSpec
 from harness.models.vit import ViTSpec
+from harness.records.measured import MeasuredMemory, MeasuredWork
 from harness.records.parity_result import Parity
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
@@ -38,6 +40,7 @@ from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
 from harness.trial.plan_budget import PLAN_FILE, with_plan
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.proof import Prover
+from harness.trial.steps import UNMEASURED_STEPS, warm_up
 from strategies import ac_variants, chunk_variants, shard_variants
 from strategies.chunk import ChunkPlan
 from strategies.shard.model.shard_plan import ShardPlan
@@ -81,6 +84,10 @@ MESHES = {
     "ddp2": Mesh(dp_replicate=2),
     "shard2": Mesh(dp_shard=2),
     "tp2": Mesh(tp=2),
+    "sp_tp2": Mesh(tp=2, sp=True),
+    "sp_tp2_loss": Mesh(tp=2, sp=True, loss_parallel=True),
+    "tp2_loss": Mesh(tp=2, loss_parallel=True),
+    "shard2_sp_tp2": Mesh(dp_shard=2, tp=2, sp=True),
     "shard2_tp2": Mesh(dp_shard=2, tp=2),
     "hsdp2x2": Mesh(dp_replicate=2, dp_shard=2),
     "ddp2_tp2": Mesh(dp_replicate=2, tp=2),
@@ -257,6 +264,15 @@ def all_reduces(rank: int, case: Experiment) -> tuple[Counts, Counts]:
     found = (promised(plan.collectives), counter.counts)
     ours, theirs = (Counter({key: n for key, n in each.items() if key[1] == "all_reduce"}) for each in found)
     return ours, theirs
+
+
+def measured(rank: int, case: Experiment) -> tuple[MeasuredMemory, MeasuredWork]:
+    """Return memory and work of a step of `case` on this rank, as a trial measures them."""
+    batch = batches(case, _CPU, dp_rank(case.mesh, rank))
+    trainee = assembled(case, batch(0))
+    warm_up(trainee, batch)
+    report = instrument(trainee, batch(UNMEASURED_STEPS))
+    return report.memory, report.work
 
 
 def threads_of(_rank: int) -> int:

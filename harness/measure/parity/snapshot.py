@@ -149,8 +149,10 @@ def steps(
         del snapshot  # the consumer decides how long it lives, not this suspended frame
 
 
-def flatten(value: Any, name: str) -> dict[str, Any]:
+def flatten(value: Any, name: str, *, whole: bool = False) -> dict[str, Any]:
     """Return tensors, plain values and containers within `value` by their path, which starts with `name`.
+
+    With `whole`, DTensors are gathered.
 
     Walked are mappings, sequences, dataclasses, objects that define no equality of their own, and those that
     hold tensors or arrays.
@@ -158,7 +160,7 @@ def flatten(value: Any, name: str) -> dict[str, Any]:
     Raises:
         ConfigError: something cannot be compared; the message says what.
     """
-    return {path: _copied(leaf) for path, leaf in _walk(value, name, ancestors=frozenset())}
+    return {path: _copied(leaf, whole=whole) for path, leaf in _walk(value, name, ancestors=frozenset())}
 
 
 def require_comparable(outputs: Any) -> None:
@@ -182,7 +184,7 @@ def _train_one_step(
     """Train by one step and return all that the step computed and changed."""
     trainee.zero_grad()
     inputs = _differentiated(batch)
-    returned = _Returned(trainee.model)
+    returned = _Returned(trainee.model, whole=whole)
     trainee.step(batch, returned)
     gradients = {
         name: _gradient(parameter, whole=whole) for name, parameter in trainee.model.named_parameters()
@@ -221,8 +223,9 @@ def _train_one_step(
 class _Returned(Watcher):
     """Copies of what each forward of a step has returned, as they come."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, whole: bool) -> None:
         self._model = model
+        self._whole = whole
         self._outputs: list[Leaves | None] = []
         self.losses: list[Leaves] = []
         self.backward_order: tuple[str, ...] = ()
@@ -230,7 +233,7 @@ class _Returned(Watcher):
     def on_forward(self, outputs: Any, loss: Tensor) -> None:
         if not self.losses:
             self.backward_order = backward_order(loss, dict(self._model.named_parameters()))
-        self._outputs.append(None if outputs is None else flatten(outputs, "outputs"))
+        self._outputs.append(None if outputs is None else flatten(outputs, "outputs", whole=self._whole))
         self.losses.append(flatten(loss, "loss"))
 
     @property
@@ -307,9 +310,9 @@ def _to_host(leaves: Leaves) -> dict[str, Any]:
     return {name: leaf.to_host() if isinstance(leaf, Captured) else leaf for name, leaf in leaves.items()}
 
 
-def _copied(leaf: Any) -> Any:
+def _copied(leaf: Any, *, whole: bool = False) -> Any:
     if isinstance(leaf, Tensor):
-        return Captured.of(leaf)
+        return Captured.of(leaf, whole=whole)
     return _array(leaf) if _is_array_of_numbers(leaf) else leaf
 
 

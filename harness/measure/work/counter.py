@@ -26,6 +26,7 @@ def work_of(
     recomputed_ops: Counter[str] = Counter()
     collectives: defaultdict[str, Counter[str]] = defaultdict(Counter)
     collective_bytes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    collectives_repeated: Counter[str] = Counter()
     recomputed_flops = repeated_flops = causal_flops = 0
     counted = Counter(operators)
     for each, count in counted.items():
@@ -39,6 +40,7 @@ def work_of(
             name, payload_bytes, *_ = each.collective
             collectives[each.phase][name] += count
             collective_bytes[each.phase][name] += count * payload_bytes
+            collectives_repeated[name] += count * each.is_recomputed
     return MeasuredWork(
         forward_flops=flops["forward"],
         backward_flops=flops["backward"],
@@ -50,6 +52,7 @@ def work_of(
         calls=dict(calls),
         collectives={phase: dict(collectives[phase]) for phase in PHASES},
         collective_bytes={phase: dict(collective_bytes[phase]) for phase in PHASES},
+        collectives_repeated=dict(sorted((+collectives_repeated).items())),
     )
 
 

@@ -82,9 +82,48 @@ class DecoderSpec(TransformerSpec, LanguageModelSpec):
 
     Fields:
         max_positions: positions that the model has, learned or rotary; the longest sequence.
+
+    Attributes:
+        has_sequence_plan: whether blocks run on parts of a sequence under `mesh.sp`.
+        embedded_by: FQN of what gives the first block's input.
     """
 
+    has_sequence_plan: ClassVar[bool] = True
+    embedded_by: ClassVar[str] = "embedding"
+
     max_positions: int
+
+    def has_own_head(self) -> bool:
+        """Say if the head is a linear, and not the embedding once more."""
+        return False
+
+    def split_plan(self, *, sp: bool, loss_parallel: bool) -> dict[str, str]:
+        """Return the plan with the residual in parts of the sequence, logits in parts of the vocabulary."""
+        if sp and not self.has_sequence_plan:
+            problem = f"model {self.name!r} has no plan for it: its routers read whole sequences"
+            raise ConfigError("mesh.sp", f"{problem}; use false")
+        if loss_parallel and not self.has_own_head():
+            problem = f"needs a head with a weight of its own, and model {self.name!r} has the embedding's"
+            raise ConfigError("mesh.loss_parallel", f"{problem}; use false")
+        plan = {**self.tensor_parallel_plan(), **(self._sequence_plan() if sp else {})}
+        if loss_parallel:
+            plan["head"] = "column_from_sequence_to_logits" if sp else "column_to_logits"
+        return plan
+
+    def _sequence_plan(self) -> dict[str, str]:
+        """Return the styles of modules between the linears that tensor parallelism splits."""
+        block = {
+            "attention": "gathered_input",
+            "feed_forward": "gathered_input",
+            "attention_norm": "sequence",
+            "feed_forward_norm": "sequence",
+            "attention.wo": "row_to_sequence",
+            "feed_forward.down": "row_to_sequence",
+        }
+        ends = {self.embedded_by: "scattered", "norm": "sequence_gathered"}
+        if self.has_own_head():
+            ends = {"embedding": "embedding_to_sequence", "norm": "sequence", "head": "column_from_sequence"}
+        return {**{f"layers.*.{name}": style for name, style in block.items()}, **ends}
 
     def flops_per_token(self, sequence_length: int) -> int:
         """Return those of L blocks, and 2·D·V for the head."""

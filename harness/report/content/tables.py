@@ -43,6 +43,9 @@ _UNREMARKABLE = {"status": "ok"}
 _GPU_WORDS = "GPU: what a GPU would save; on a CPU host memory is the same memory, and nothing is saved."
 _MOST_OF_A_MESSAGE = 2_000  # characters; the record has all
 
+_TRAFFIC = "Started by a rank in one step, and their payload; maximum over ranks."
+_REPEATED = " repeated: those of them that recomputation starts once more."
+
 
 def results(sweep: SweepRecords) -> Table:
     """Return every trial with its numbers, the columns that a terminal shows."""
@@ -192,18 +195,26 @@ def failures(sweep: SweepRecords) -> Table:
 
 
 def collectives(entries: Sequence[Entry]) -> Table:
-    """Return number and payload of collectives by phase."""
+    """Return number and payload of collectives by phase, and how many of them recomputation repeats."""
     headings = [f"{phase}{suffix}" for phase in PHASES for suffix in ("", " bytes")]
+    repeats = any(
+        entry.record.work is not None and entry.record.work.collectives_repeated for entry in entries
+    )
     return Table(
         key="collectives",
         title="Collectives",
-        columns=("trial", "collective", *headings),
+        columns=("trial", "collective", *headings, *(["repeated"] if repeats else [])),
         rows=tuple(
-            ((entry.trial,), (name,), *(cell for phase in PHASES for cell in _traffic(entry, phase, name)))
+            (
+                (entry.trial,),
+                (name,),
+                *(cell for phase in PHASES for cell in _traffic(entry, phase, name)),
+                *([number_cell(entry, quantities.collectives_repeated(name))] if repeats else []),
+            )
             for entry in entries
             for name in _collective_names(entry)
         ),
-        about="Started by a rank in one step, and their payload; maximum over ranks.",
+        about=_TRAFFIC + (_REPEATED if repeats else ""),
         is_folded=True,
     )
 

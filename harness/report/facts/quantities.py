@@ -192,6 +192,11 @@ def collective_bytes(phase: str, name: str) -> Quantity:
     return _work(lambda work: work.collective_bytes[phase][name], NumberUnit.BYTES)
 
 
+def collectives_repeated(name: str) -> Quantity:
+    """Return how often recomputation started a collective once more."""
+    return _work(lambda work: work.collectives_repeated[name], NumberUnit.COUNT)
+
+
 def chunk_option(option: str) -> Quantity:
     """Return an option of the chunking strategy."""
     return Quantity(unit=NumberUnit.VALUE, read=lambda record: record.experiment["chunk"][option])

@@ -45,7 +45,7 @@ TOP_LEVEL = (
 )
 FULL = "early_stop, layers_fqn, module_classes, offload, preserve_rng_state, rewind, use_reentrant"
 MESH = (
-    "cpu_offload, device, dp_replicate, dp_shard, fsdp, nodes, reshard_after_forward, sharding_strategy, tp, "
+    "cpu_offload, device, dp_replicate, dp_shard, fsdp, loss_parallel, nodes, reshard_after_forward, sharding_strategy, sp, tp, "
     "use_orig_params"
 )
 

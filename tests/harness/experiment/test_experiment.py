@@ -71,6 +71,56 @@ def test_refuses_to_shard_over_one_rank(variant: str) -> None:
     )
 
 
+_NO_PLAN = "has no plan for it; use false"
+
+
+@pytest.mark.parametrize(
+    ("line", "refusal"),
+    [
+        pytest.param(
+            "mesh=sp_tp2 sequence_length=15",
+            "sequence_length: must be a multiple of mesh.tp, 2, got 15; use 14 or 16, or mesh.sp=false",
+            id="a length that ranks cannot share",
+        ),
+        pytest.param("mesh=sp_tp2 model=vit_nano", f"mesh.sp: model 'vit_nano' {_NO_PLAN}", id="patches"),
+        pytest.param(
+            "mesh=tp2 mesh.loss_parallel=true model=mlp",
+            f"mesh.loss_parallel: model 'mlp' {_NO_PLAN}",
+            id="a loss without plan",
+        ),
+        pytest.param(
+            "mesh=sp_tp2 model=moe_nano",
+            "mesh.sp: model 'moe_nano' has no plan for it: its routers read whole sequences; use false",
+            id="routers",
+        ),
+        pytest.param(
+            "mesh=tp2 mesh.loss_parallel=true model=gpt_nano",
+            "mesh.loss_parallel: needs a head with a weight of its own, and model 'gpt_nano' has the "
+            "embedding's; use false",
+            id="a tied head",
+        ),
+        pytest.param(
+            "mesh=tp2 mesh.loss_parallel=true model=llama_nano model.vocab_size=257",
+            "mesh.tp: must divide model.vocab_size, 257, got 2",
+            id="a vocabulary that ranks cannot share",
+        ),
+        pytest.param(
+            "mesh=sp_tp2 model=llama_nano shard=megatron",
+            "mesh.sp: is part of the mesh's own plan, and shard=megatron makes another; use shard=none, or "
+            "false",
+            id="two plans",
+        ),
+        pytest.param(
+            "mesh=sp_tp2 model=llama_nano compile=aot_eager",
+            "mesh.sp: runs eagerly alone, got compile=aot_eager; use compile=none",
+            id="a compiler",
+        ),
+    ],
+)
+def test_refuses_parts_of_what_is_whole(line: str, refusal: str) -> None:
+    assert refusal_of(line) == refusal
+
+
 def test_refuses_chunks_of_split_tensors() -> None:
     assert refusal_of("mesh=tp2 chunk=minimum") == (
         "mesh.tp: must be 1 for chunk=minimum, which plans operators of whole tensors and no collectives "

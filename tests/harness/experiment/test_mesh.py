@@ -20,6 +20,8 @@ from harness.experiment.mesh import SHARDING_STRATEGIES, Mesh
         (Mesh(tp=2), "tp2", 2, 1, False),
         (Mesh(dp_shard=2, tp=2), "shard2_tp2", 4, 2, True),
         (Mesh(dp_replicate=2, tp=2), "ddp2_tp2", 4, 2, True),
+        (Mesh(tp=2, sp=True), "sp_tp2", 2, 1, False),
+        (Mesh(dp_shard=2, tp=2, sp=True, loss_parallel=True), "shard2_sp_tp2", 4, 2, True),
         (Mesh(dp_replicate=2, dp_shard=2, tp=2), "hsdp2x2_tp2", 8, 4, True),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -93,6 +95,11 @@ def test_refuses_what_is_out_of_range(options: dict[str, object], message: str) 
             )
             for options in [{name: value, **numbers}]
         ),
+        ({"sp": True}, "mesh.sp: needs mesh.tp above 1, got single; use mesh=tp2"),
+        (
+            {"dp_shard": 2, "loss_parallel": True},
+            "mesh.loss_parallel: needs mesh.tp above 1, got shard2; use mesh=tp2",
+        ),
         (
             {"dp_shard": 2, "sharding_strategy": "NO_SHARD"},
             (
@@ -135,3 +142,9 @@ def test_refuses_an_option_that_nothing_would_read(options: dict[str, object], m
     with pytest.raises(ConfigError) as refusal:
         Mesh(**options)  # type: ignore[arg-type]
     assert str(refusal.value) == message
+
+
+def test_an_option_that_came_later_is_written_where_it_is_asked_for() -> None:
+    usual = Mesh(tp=2).asked()
+    assert not {"sp", "loss_parallel"} & usual.keys()
+    assert Mesh(tp=2, sp=True).asked() == {**usual, "sp": True}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from torch.utils.flop_counter import flop_registry
 
 from harness.errors import ConfigError
 from harness.models import Batch, LanguageModelSpec, ModelSpec, families
+from harness.trial.parallel import STYLES, STYLES_OF_PARTS
 from strategies.regions.block_search import search_blocks
 
 MakeSpec = Callable[..., ModelSpec]
@@ -383,6 +385,22 @@ def test_tensor_parallel_plan_names_every_linear_of_the_blocks_but_routers(
     assert {fqn for fqn, style in plan.items() if style == "row"} == {
         fqn for fqn in expected if fqn.endswith((".wo", ".down"))
     }
+
+
+@pytest.mark.parametrize(
+    ("option", "tied_head"), [("gpt_nano", None), ("llama_nano", True), ("llama_nano", False)]
+)
+@pytest.mark.parametrize("loss_parallel", [True, False])
+def test_a_plan_of_parts_names_modules_and_known_styles(
+    make_spec: MakeSpec, option: str, *, tied_head: bool | None, loss_parallel: bool
+) -> None:
+    spec = make_spec(option, **({} if tied_head is None else {"tied_head": tied_head}))
+    with torch.device("meta"):
+        names = {re.sub(r"\.\d+", ".*", name) for name, _ in spec.build().named_modules()}
+    plan = spec.split_plan(sp=True, loss_parallel=loss_parallel and tied_head is False)
+    assert set(plan) <= names
+    assert set(plan.values()) <= {*STYLES, *STYLES_OF_PARTS}
+    assert set(spec.tensor_parallel_plan()) < set(plan)
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_what_fits_is_accepted(spec: ModelSpec) -> None:
         pytest.param(
             split_models.spec("Split", tp_column=("layers.*.up", "head")),
             "mesh.tp: the tensor parallel plan makes the model return (2, 6, 16), where the whole returns "
-            "(2, 6, 32); a loss on shards (loss_parallel) is not supported: leave the head out of "
+            "(2, 6, 32); logits in parts need a plan of the model's own: leave the head out of "
             "model.tp_column",
             id="a head whose logits nobody gathers",
         ),
