@@ -171,6 +171,7 @@ def test_the_main_file_has_every_other_field() -> None:
         "dtype",
         "seed",
         "batch_size",
+        "microbatches",
     }
     run = {field.name for field in dataclasses.fields(Run)}
     assert set(config) == {"defaults", "hydra", "sequence_length", "show", "solve", *recipe, *run}
