@@ -37,6 +37,10 @@ _PACKAGES = (
     "triton",
     "nvidia-ml-py",
     "torch-remat",
+    "accelerate",
+    "peft",
+    "trl",
+    "torchtitan",
 )
 _SOURCE_PACKAGES = ("harness", "strategies")
 _SOURCE_SUFFIXES = {".py", ".cpp"}

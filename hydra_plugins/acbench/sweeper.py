@@ -16,7 +16,17 @@ from hydra.core.override_parser.types import Glob, Override, OverrideType
 from hydra.core.utils import JobReturn
 from hydra.errors import HydraException
 
-ASKED_FOR = ("budget", "compiler_budget", "file", "python", "torch_remat")
+ASKED_FOR = (
+    "accelerate",
+    "budget",
+    "compiler_budget",
+    "file",
+    "python",
+    "torch_remat",
+    "torchtitan",
+    "transformers",
+    "trl",
+)
 """Variants of AC that `glob(*)` leaves out: they need bytes, a compiler, code of the user's or a package."""
 
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from strategies import user_sources
-from strategies.base import Strategy, StrategyError, check_simple_fields
-from strategies.estimate import global_state
-from strategies.regions import region, torch_wrappers
+from strategies.base import StrategyError, check_simple_fields
+from strategies.foreign.variant import Foreign
 from strategies.user_function import UserFunction
 
 if TYPE_CHECKING:
@@ -19,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Python(Strategy):
+class Python(Foreign):
     """Do what a function of the user's does, such as what a trainer switches on.
 
     Use when: one's own checkpointing, or that of a library, is to be compared with ours.
@@ -35,8 +32,6 @@ class Python(Strategy):
         digest: start of the SHA-256 of its module and of the user's modules that this imports, which tells
             trials of one name apart; `None`: as they are now.
     """
-
-    is_given: ClassVar[bool] = True
 
     factory: str = ""
     kwargs: dict[str, Any] | None = field(default=None, hash=False)
@@ -56,37 +51,17 @@ class Python(Strategy):
             raise StrategyError("ac.digest", f"{problem}; its files have changed, or leave the digest out")
         object.__setattr__(self, "digest", found)
 
-    def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:  # noqa: ARG002 (the function takes none)
-        """Return what the function makes of `model`.
+    @property
+    def source(self) -> tuple[str, str]:
+        """The option, and the name of the function."""
+        return "ac.factory", repr(self.factory)
+
+    def changed(self, model: nn.Module) -> Any:
+        """Return what the function returns.
 
         Raises:
-            StrategyError: the function cannot be imported or called, or it returns no module; its module has
-                other parameters or buffers; it changes a class or a setting of torch, which the twin shares;
-                this model is checkpointed already.
+            StrategyError: it cannot be imported or called, or it raises.
         """
-        region.refuse_enclosed(model)
-        before = _tensors(model)
-        # files of torch whose functions libraries replace
-        files = (torch.nn.functional, torch.utils.checkpoint)
-        outside = global_state.GlobalState(model, files)
-        try:
-            changed = self._called(model)
-        finally:
-            left = outside.put_back()
-        if left:
-            problem = f"{self.factory!r} changes {', '.join(left)}, which the plain model would have too"
-            raise StrategyError("ac.factory", f"{problem}; change the modules of the model that it is given")
-        result = model if changed is None else changed
-        if not isinstance(result, torch.nn.Module):
-            problem = f"{self.factory!r} returned {type(result).__name__}"
-            raise StrategyError("ac.factory", f"{problem}; return the model, or change it and return nothing")
-        result = torch_wrappers.as_regions(result)
-        self._refuse_another(before, _tensors(result))
-        region.mark(result)
-        return result
-
-    def _called(self, model: nn.Module) -> Any:
-        """Return what the function returns."""
         user, arguments = self._user(), dict(self.kwargs or {})
         function = user.load()
         user.check_arguments(function, arguments)
@@ -98,32 +73,3 @@ class Python(Strategy):
 
     def _user(self) -> UserFunction:
         return UserFunction(name=self.factory, group="ac", given=1)
-
-    def _refuse_another(self, before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> None:
-        """Refuse a model that has not the parameters and buffers of the given one, under their names.
-
-        Raises:
-            StrategyError: naming the first.
-        """
-        remedy = "checkpointing leaves parameters and buffers, and their names, as they are"
-        for name in (*before, *after):
-            if after.get(name) is before.get(name):
-                continue
-            if name not in after:
-                problem = f"{self.factory!r} returned a model without {name!r}"
-            elif name not in before:
-                problem = f"{self.factory!r} returned a model with {name!r}, which the given one has not"
-            else:
-                problem = f"{self.factory!r} returned a model whose {name!r} is another tensor"
-            raise StrategyError("ac.factory", f"{problem}; {remedy}")
-
-
-def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the parameters and buffers of a model by the names that it has for them."""
-    return {
-        f"{prefix}.{name}" if prefix else name: tensor
-        for prefix, module in model.named_modules(remove_duplicate=False)
-        for of_kind in (module._parameters, module._buffers)  # noqa: SLF001 (named_parameters leaves ties out)
-        for name, tensor in of_kind.items()
-        if tensor is not None
-    }

@@ -33,16 +33,21 @@ from strategies import ac_variants, chunk_variants, shard_variants
 from strategies.ac.full import Full
 from strategies.ac.selective_op import SelectiveOp
 from tests.harness.composing import CONF, composed, experiment_of, options_of, point_of, refusal_of, rows
+from tests.strategies.installed import ABSENT
 
 GROUPS = ("model", "mesh", "ac", "chunk", "shard", "data", "protocol")
 CHOICES = [
-    pytest.param(group, option, id=f"{group}={option}") for group in GROUPS for option in options_of(group)
+    pytest.param(group, option, id=f"{group}={option}")
+    for group in GROUPS
+    for option in options_of(group)
+    if group != "ac" or option not in ABSENT
 ]
 TOP_LEVEL = (
     "ac, batch_size, chunk, compile, compile_order, compile_scope, data, dtype, hardware, learning_rate, mesh, model, name, "
     "optimizer, outputs_dir, protocol, rerun, seed, sequence_length, shard, show, skip_predicted_oom, solve, "
     "strict, sweep, tracker, wrap_order"
 )
+_LLAMA = "model=hf model.config_class=LlamaConfig"
 FULL = "early_stop, layers_fqn, module_classes, offload, preserve_rng_state, rewind, use_reentrant"
 MESH = (
     "cpu_offload, device, dp_replicate, dp_shard, fsdp, loss_parallel, nodes, reshard_after_forward, sharding_strategy, sp, tp, "
@@ -62,6 +67,8 @@ def needed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], st
         ("ac", "budget"): "ac.fraction=0.9",
         ("ac", "file"): f"ac.path={written}",
         ("ac", "python"): "ac.factory=examples.theirs:every_second",
+        ("ac", "transformers"): _LLAMA,
+        ("ac", "trl"): _LLAMA,
         ("ac", "compiler_budget"): "compile=aot_eager",
         ("data", "tokens"): f"data.path={path}",
         ("chunk", "budget"): "chunk.fraction=0.9 model=mlp model.n_layers=1",
@@ -91,7 +98,7 @@ def test_every_option_of_every_group_is_an_experiment(
     ("ac", "mesh"),
     [
         (ac, mesh)
-        for ac in sorted(ac_variants)
+        for ac in sorted(ac_variants.keys() - ABSENT)
         for mesh in ("single", "ddp2", "shard2", "tp2", "shard2_tp2", "hsdp2x2")
         if not (ac == "compiler_budget" and "tp" in mesh)  # refused
     ],
@@ -104,6 +111,8 @@ def test_every_variant_composes_with_every_mesh(ac: str, mesh: str, tmp_path: Pa
         "budget": "ac.fraction=0.9",
         "file": f"ac.path={written}",
         "python": "ac.factory=examples.theirs:every_second",
+        "transformers": _LLAMA,
+        "trl": _LLAMA,
     }
     resolved = experiment_of(f"ac={ac} mesh={mesh} {asked.get(ac, '')}").to_dict()
     assert (resolved["ac"]["name"], resolved["mesh"]["name"]) == (ac, mesh)

@@ -1,0 +1,67 @@
+"""`ac=torchtitan`: the activation checkpointing policies of torchtitan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from strategies.base import StrategyError
+from strategies.foreign.variant import OfLibrary
+from strategies.regions import blocks
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_POLICIES = ("full", "selective")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Torchtitan(OfLibrary):
+    """Let a policy of torchtitan wrap each block: `FullAC`, or `SelectiveAC` with its own list of operators.
+
+    Use when: what torchtitan does is to be compared with ours, on any model; needs the extra `torchtitan`.
+
+    Saved: the inputs of each block; with `selective` the outputs of attention, of every second matmul, and
+        of the other operators of torchtitan's list.
+    Recomputed: all other operators of each block, once a step and to its end.
+    Moved: nothing.
+
+    Fields:
+        layers_fqn: FQN of the container (ModuleList, ModuleDict, Sequential) whose children are the blocks.
+        policy: `full` or `selective`.
+        preserve_rng_state: recompute with the random numbers of forward.
+        force_recompute_mm_shapes_by_fqns: parts of names of linears; each matmul with a weight of such a
+            shape is recomputed.
+
+    Source: torchtitan 0.3, `torchtitan.distributed.activation_checkpoint`.
+    """
+
+    package: ClassVar[str] = "torchtitan"
+    installs: ClassVar[str] = "'acbench[torchtitan]'"
+
+    layers_fqn: str = ""
+    policy: str = "selective"
+    preserve_rng_state: bool = True
+    force_recompute_mm_shapes_by_fqns: tuple[str, ...] = ("moe.router.gate",)
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown policy, and names that are no list."""
+        OfLibrary.__post_init__(self)  # a slotted dataclass has no zero-argument super()
+        if self.policy not in _POLICIES:
+            raise StrategyError("ac.policy", f"must be one of {', '.join(_POLICIES)}, got {self.policy!r}")
+        names: Any = self.force_recompute_mm_shapes_by_fqns
+        is_list = isinstance(names, Sequence) and not isinstance(names, str)
+        if not is_list or not all(isinstance(name, str) for name in names):
+            problem = f"must be a list of names, got {names!r}"
+            raise StrategyError("ac.force_recompute_mm_shapes_by_fqns", problem)
+        object.__setattr__(self, "force_recompute_mm_shapes_by_fqns", tuple(names))
+
+    def changed(self, model: nn.Module) -> Any:
+        """Return what the policy makes of `model`.
+
+        Raises:
+            StrategyError: there are no such blocks, or torchtitan raises.
+        """
+        blocks.names_of_children(model, self.layers_fqn)
+        return OfLibrary.changed(self, model)
