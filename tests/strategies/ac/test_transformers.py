@@ -9,9 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-transformers = pytest.importorskip(
-    "transformers", reason="transformers is not installed: pip install 'acbench[hf]'"
-)
+pytest.importorskip("transformers", reason="transformers is not installed: pip install 'acbench[hf]'")
 
 from strategies import Strategy, StrategyError
 from strategies.ac.full import Full
@@ -71,11 +69,11 @@ def test_refusals(make: Any, fields: dict[str, Any], message: str) -> None:
 
 
 def test_an_option_that_the_release_lacks_is_named() -> None:
+    release = pytest.importorskip("transformers").__version__
     model: nn.Module = llama()
     model.activation_checkpointing_enable = lambda _kwargs=None: None  # type: ignore[assignment]
     with pytest.raises(StrategyError) as error:
         Transformers(every_n_layers=2).apply(model)
     assert str(error.value) == (
-        f"ac.every_n_layers: transformers {transformers.__version__} has no such option; "
-        "pip install -U transformers"
+        f"ac.every_n_layers: transformers {release} has no such option; pip install -U transformers"
     )
