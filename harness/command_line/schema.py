@@ -315,7 +315,8 @@ def to_yaml(resolved: Mapping[str, Any]) -> str:
 def as_refused(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return `fields` of a refused point as an experiment shows them, as far as they are sound."""
     protocol = {name: value for name, value in fields["protocol"].items() if name != "probes" or value}
-    shown = {**fields, "protocol": protocol}
+    shown = {name: value for name, value in fields.items() if name != "microbatches" or value != 1}
+    shown["protocol"] = protocol
     try:
         mesh = _construct("mesh", Mesh, fields["mesh"])
     except ConfigError:

@@ -132,6 +132,7 @@ class Experiment(Recipe):
             )
         self._require_whole_micro_batches()
         self._require_parts()
+        self._require_reduced_gradients()
         self._require_ranks_to_shard_over()
         self._require_whole_forwards()
         self._require_one_budget()
@@ -355,6 +356,21 @@ class Experiment(Recipe):
             raise ConfigError(option, f"{problem}; use shard=none, or false")
         if self.is_compiled:
             raise ConfigError(option, f"runs eagerly alone, got compile={self.compile}; use compile=none")
+
+    def _require_reduced_gradients(self) -> None:
+        """Refuse a time to reduce gradients that means nothing, or at which FSDP1 loses some."""
+        if self.mesh.sync == "last" and self.microbatches == 1:
+            raise ConfigError(
+                "mesh.sync", "last has no effect with one micro-batch; use microbatches=2, or mesh.sync=each"
+            )
+        # the documentation of FullyShardedDataParallel: not "outside no_sync() when using CPU offloading"
+        is_offloaded = self.mesh.fsdp == "fsdp1" and self.mesh.cpu_offload
+        if is_offloaded and self.mesh.sync == "each" and self.microbatches > 1:
+            raise ConfigError(
+                "mesh.sync",
+                "must be last for fsdp1 with mesh.cpu_offload: torch supports no accumulation of gradients "
+                "that are reduced each time, got each; or use mesh.fsdp=fsdp2",
+            )
 
     def _require_ranks_to_shard_over(self) -> None:
         """Refuse sharding of operators on a mesh whose ranks share no tensors."""

@@ -12,7 +12,7 @@ SHARDING_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"
 _HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 _FSDP_OPTIONS = ("fsdp", "reshard_after_forward", "cpu_offload", "use_orig_params", "sharding_strategy")
 _TP_OPTIONS = ("sp", "loss_parallel")
-_LATER = _TP_OPTIONS
+_LATER = (*_TP_OPTIONS, "sync")
 """Options that came later: a mesh that does not ask for them is the mesh that it was."""
 
 
@@ -34,6 +34,8 @@ class Mesh:
         sharding_strategy: FSDP1's `ShardingStrategy` by name.
         nodes: machines; ranks are spread over them evenly.
         device: `auto` (CUDA where there is one), `cuda` (NCCL) or `cpu` (gloo).
+        sync: data-parallel ranks reduce gradients after `each` micro-batch of a step, or after the `last` one
+            alone; until then each rank holds its own, unsharded.
     """
 
     dp_replicate: int = 1
@@ -48,12 +50,14 @@ class Mesh:
     sharding_strategy: str = "FULL_SHARD"
     nodes: int = 1
     device: str = "auto"
+    sync: str = "each"
 
     def __post_init__(self) -> None:
         """Refuse sizes, words and combinations that make no mesh."""
         for name in ("dp_replicate", "dp_shard", "tp", "nodes"):
             require_at_least(f"mesh.{name}", getattr(self, name), 1)
         require_one_of("mesh.fsdp", self.fsdp, ("fsdp2", "fsdp1"))
+        require_one_of("mesh.sync", self.sync, ("each", "last"))
         require_one_of("mesh.device", self.device, ("auto", "cuda", "cpu"))
         require_one_of("mesh.sharding_strategy", self.sharding_strategy, SHARDING_STRATEGIES)
         if self.world_size % self.nodes:
@@ -112,6 +116,12 @@ class Mesh:
             raise ConfigError(
                 f"mesh.{changed[0]}",
                 f"is an option of FSDP, but {self.label} shards nothing; use mesh=shard2",
+            )
+        if self.sync != "each" and self.dp == 1:
+            raise ConfigError(
+                "mesh.sync",
+                f"last needs data-parallel ranks, which reduce gradients, but {self.label} has one; "
+                "use mesh=ddp2",
             )
         self._require_options_of_its_fsdp(changed)
 

@@ -22,7 +22,7 @@ from harness.trial import checkpoint_errors, forward_errors
 from harness.trial.build import Build
 from harness.trial.compilation import alike, compile_model
 from harness.trial.optimizers import optimizer_of
-from harness.trial.parallel import distribute, loss_context, split_tensors
+from harness.trial.parallel import distribute, loss_context, split_tensors, unreduced
 from harness.trial.plain_model import PlainModel
 from harness.trial.planned_step import planned_step
 from strategies import CallSite, LossInputs, Observation
@@ -50,6 +50,7 @@ class Assembled:
         drops_gradients: whether `zero_grad` sets gradients to `None` instead of zero.
         trained: what the record says of the model before any strategy.
         compiled: what the compiler made of the model; `None` where nothing is compiled.
+        between: makes the scope of all micro-batches of a step but the last.
     """
 
     model: nn.Module
@@ -65,6 +66,7 @@ class Assembled:
     drops_gradients: bool
     trained: TrainedModel
     compiled: CompiledGraphs | None = None
+    between: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def forward(self, batch: Batch) -> tuple[Any, Tensor]:
         """Return the model's outputs, `None` where it has the loss, and the scalar loss.
@@ -97,9 +99,11 @@ class Assembled:
         Raises:
             ConfigError, RuntimeError: as of `forward` and `backward`.
         """
-        parts = batch.parts()
-        for part in parts:
-            forward_and_backward(self, part, watcher, microbatches=len(parts))
+        *others, last = batch.parts()
+        for part in others:
+            with self.between():
+                forward_and_backward(self, part, watcher, microbatches=len(others) + 1)
+        forward_and_backward(self, last, watcher, microbatches=len(others) + 1)
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate gradients.
@@ -200,6 +204,7 @@ def assemble(
         drops_gradients=not (mesh.fsdp == "fsdp1" and mesh.cpu_offload and mesh.use_orig_params),
         trained=trained,
         compiled=backend.graphs if experiment.is_compiled else None,
+        between=partial(unreduced, model) if mesh.sync == "last" else nullcontext,
     )
 
 

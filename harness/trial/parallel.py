@@ -198,6 +198,25 @@ def shard_fsdp1(
     return FullyShardedDataParallel(model, **options)
 
 
+@contextmanager
+def unreduced(model: nn.Module) -> Iterator[None]:
+    """Let forward and backward inside the scope leave each data-parallel rank its own gradients.
+
+    Args:
+        model: what `distribute` returned for several data-parallel ranks.
+    """
+    if isinstance(model, DistributedDataParallel | FullyShardedDataParallel):
+        with model.no_sync():
+            yield
+        return
+    assert isinstance(model, FSDPModule), "several data-parallel ranks hold a model of DDP or FSDP"
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
+
+
 def require_shardable(
     model: nn.Module, units: Mapping[str, nn.Module], fsdp: str, *, use_orig_params: bool
 ) -> None:

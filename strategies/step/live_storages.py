@@ -147,6 +147,8 @@ class LiveStorages(OperatorMode):
             self._enter_result(tensor, str(func), hidden=functools.partial(hidden_bytes, func, tensor, args))
         if self._position.is_accumulating and func in _GRADIENT_MAKERS:
             self.ledger.mark(self.numbers(results), Kind.GRADIENT)
+        if self._position.is_accumulating and func is _aten.add_.Tensor:  # to that of a micro-batch before
+            self.ledger.mark(self.numbers(plain_tensors(tensors_in(args[1:2]))), Kind.GRADIENT)
         numbers = promoted_numbers(func, args)
         if numbers and (self._position.node not in _NUMBER_READERS or self._position.is_recomputing):
             self._enter_numbers(str(func), numbers, results[0])

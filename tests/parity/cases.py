@@ -154,12 +154,13 @@ def parity(rank: int, case: Experiment, twin: Experiment | None = None) -> Parit
     """
     batch = batches(case, _CPU, dp_rank(case.mesh, rank))
     with cpu_stands_in_for_cuda(case.mesh, _CPU), _shared_folder() as folder:
-        plan = sharding_plan(case, batch(0))
-        make = partial(assembled, sample=batch(0), sharding=plan)
+        sample = batch(0).parts()[0]
+        plan = sharding_plan(case, sample)
+        make = partial(assembled, sample=sample, sharding=plan)
         case = with_plan(case, make, batch, folder / PLAN_FILE, device=_CPU)
         prover = _Prover(
-            assembled=lambda each: assembled(each, batch(0), plan, planned_for=case),
-            dense=lambda each: assembled(each, batch(0), is_dense=True),
+            assembled=lambda each: assembled(each, sample, plan, planned_for=case),
+            dense=lambda each: assembled(each, sample, is_dense=True),
             once=_once,
             batch=batch,
             rank=rank,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
+from harness.experiment.mesh import Mesh
 from harness.measure.parity.compare import compare_steps
 from harness.measure.parity.snapshot import Snapshot, steps
 from harness.measure.step import StepReport, instrument
@@ -20,8 +21,10 @@ from harness.measure.trainee import Watcher, forward_and_backward
 from harness.models.base import Batch, joined
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
+from harness.trial.parallel import cpu_stands_in_for_cuda, dp_rank
 from harness.trial.steps import warm_up
-from tests.parity.cases import experiment
+from tests.parity.cases import assembled, experiment
+from tests.rank_pool import RankPool
 
 _CPU = torch.device("cpu")
 
@@ -163,3 +166,147 @@ def test_refusals(count: int, batch_size: int, words: str) -> None:
 def test_one_micro_batch_leaves_the_address_of_a_trial() -> None:
     assert "microbatches" not in experiment().to_dict()
     assert experiment(microbatches=2).to_dict()["microbatches"] == 2
+
+
+_MESHES = {
+    "ddp2": Mesh(dp_replicate=2),
+    "shard2": Mesh(dp_shard=2),
+    "no reshard": Mesh(dp_shard=2, reshard_after_forward=False),
+    "offload": Mesh(dp_shard=2, cpu_offload=True),
+    "fsdp1": Mesh(dp_shard=2, fsdp="fsdp1"),
+    "fsdp1 flat": Mesh(dp_shard=2, fsdp="fsdp1", use_orig_params=False),
+    "fsdp1 offload": Mesh(dp_shard=2, fsdp="fsdp1", cpu_offload=True),
+    "tp2": Mesh(tp=2),
+    "hsdp2x2": Mesh(dp_replicate=2, dp_shard=2),
+    "shard2_tp2": Mesh(dp_shard=2, tp=2),
+}
+
+Counts = dict[str, int]
+
+
+def _on_mesh(rank: int, case: Experiment) -> tuple[float, dict[str, Counts]]:
+    """Return what `_against_whole` does, in ranks that may compute as CUDA does."""
+    with cpu_stands_in_for_cuda(case.mesh, _CPU):
+        return _against_whole(rank, case)
+
+
+def _against_whole(rank: int, case: Experiment) -> tuple[float, dict[str, Counts]]:
+    """Return how far gradients of micro-batches are from those of the whole batch, and collectives."""
+    found: list[Any] = []
+    collectives: dict[str, Counts] = {}
+    whole_case = replace(case, microbatches=1, mesh=replace(case.mesh, sync="each"))
+    for each in (whole_case, case):
+        batch = batches(each, _CPU, dp_rank(each.mesh, rank))
+        trainee = assembled(each, batch(0).parts()[0])
+        warm_up(trainee, batch)
+        found.append(next(steps(trainee, [batch(2)], seed=0)).gradients)
+        collectives = instrument(trainee, batch(2)).work.collectives
+    whole, cut = ({name: each and each.value for name, each in gradients.items()} for gradients in found)
+    assert [name for name, each in whole.items() if each is None] == [
+        name for name, each in cut.items() if each is None
+    ]
+    errors = [
+        float((cut[name] - whole[name]).abs().max() / whole[name].abs().max())
+        for name in whole
+        if whole[name] is not None and whole[name].numel() and whole[name].abs().max()
+    ]
+    return max(errors), collectives
+
+
+_GATHERED = {"all_gather": 6}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "sync", "forward", "backward"),
+    [
+        ("ddp2", "each", {"broadcast": 2}, {"all_reduce": 2}),
+        ("ddp2", "last", {"broadcast": 1}, {"all_reduce": 1}),
+        ("shard2", "each", _GATHERED, {**_GATHERED, "reduce_scatter": 6}),
+        ("shard2", "last", _GATHERED, {**_GATHERED, "reduce_scatter": 3}),
+        ("no reshard", "last", _GATHERED, {"reduce_scatter": 3}),
+        ("offload", "each", _GATHERED, {**_GATHERED, "reduce_scatter": 6}),
+        ("offload", "last", _GATHERED, {**_GATHERED, "reduce_scatter": 3}),
+        ("fsdp1", "each", _GATHERED, {"all_gather": 4, "reduce_scatter": 6}),
+        ("fsdp1", "last", _GATHERED, {"all_gather": 4, "reduce_scatter": 3}),
+        ("fsdp1 flat", "last", _GATHERED, {"all_gather": 4, "reduce_scatter": 3}),
+        ("fsdp1 offload", "last", _GATHERED, {"all_gather": 4, "reduce_scatter": 3}),
+        ("tp2", "each", {"all_reduce": 8}, {"all_reduce": 20}),
+    ],
+)
+def test_ranks_reduce_gradients(
+    pool2: RankPool, mesh: str, sync: str, forward: Counts, backward: Counts
+) -> None:
+    _require_whole_gradients(pool2, mesh, sync, forward, backward)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "sync", "forward", "backward"),
+    [
+        ("hsdp2x2", "each", _GATHERED, {**_GATHERED, "reduce_scatter": 6, "all_reduce": 6}),
+        ("hsdp2x2", "last", _GATHERED, {**_GATHERED, "reduce_scatter": 3, "all_reduce": 3}),
+        (
+            "shard2_tp2",
+            "last",
+            {**_GATHERED, "all_reduce": 8},
+            {**_GATHERED, "reduce_scatter": 3, "all_reduce": 20},
+        ),
+    ],
+)
+def test_four_ranks_reduce_gradients(
+    pool4: RankPool, mesh: str, sync: str, forward: Counts, backward: Counts
+) -> None:
+    _require_whole_gradients(pool4, mesh, sync, forward, backward)
+
+
+def _require_whole_gradients(pool: RankPool, mesh: str, sync: str, forward: Counts, backward: Counts) -> None:
+    case = experiment(
+        variant="none",
+        model="llama",
+        mesh=replace(_MESHES[mesh], sync=sync),
+        microbatches=2,
+        batch_size=8,
+        optimizer="sgd",
+    )
+    for error, collectives in pool.run(_on_mesh, case):
+        assert error < 1e-6
+        assert collectives == {"forward": forward, "backward": backward, "optimizer": {}}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "count", "words"),
+    [
+        pytest.param(
+            {"tp": 2},
+            2,
+            "mesh.sync: last needs data-parallel ranks, which reduce gradients, but tp2 has one; "
+            "use mesh=ddp2",
+            id="nobody reduces",
+        ),
+        pytest.param(
+            {"dp_shard": 2},
+            1,
+            "mesh.sync: last has no effect with one micro-batch; use microbatches=2, or mesh.sync=each",
+            id="one micro-batch",
+        ),
+        pytest.param(
+            {"dp_shard": 2, "fsdp": "fsdp1", "cpu_offload": True, "sync": "each"},
+            2,
+            "mesh.sync: must be last for fsdp1 with mesh.cpu_offload: torch supports no accumulation of "
+            "gradients that are reduced each time, got each; or use mesh.fsdp=fsdp2",
+            id="FSDP1 with parameters on the host",
+        ),
+    ],
+)
+def test_a_time_to_reduce_that_does_not_suit_is_refused(mesh: dict[str, Any], count: int, words: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        experiment(mesh=Mesh(**{"sync": "last", **mesh}), microbatches=count)
+    assert str(refusal.value) == words
+
+
+def test_reduction_after_each_leaves_the_address_of_a_trial() -> None:
+    each, last = (
+        experiment(mesh=Mesh(dp_shard=2, sync=sync), microbatches=2).to_dict()["mesh"]
+        for sync in ("each", "last")
+    )
+    assert each == {name: value for name, value in last.items() if name != "sync"}
+    assert last["sync"] == "last"
