@@ -60,13 +60,13 @@ def kept(saved: Tensor) -> Packed:
     """Return `saved` itself, where it is."""
     # the result of an operator refers to the node that saves it: kept as it is, neither is ever freed
     tensor = saved if saved.grad_fn is None else without_graph(saved)
-    version = Version(counter=tensor, expected=saved._version)  # noqa: SLF001 (as autograd checks it)
+    return partial(_checked, tensor, saved._version)  # noqa: SLF001 (as autograd checks it)
 
-    def unpack() -> Tensor:
-        version.refuse_past(tensor)
-        return tensor
 
-    return unpack
+def _checked(tensor: Tensor, expected: int) -> Tensor:
+    if tensor._version != expected:  # noqa: SLF001 (as above)
+        Version(tensor, expected).refuse_past(tensor)
+    return tensor
 
 
 @torch.no_grad()
@@ -169,6 +169,8 @@ def placed_as(saved: DTensor) -> Callable[[Tensor], DTensor]:
 
 def local_of(tensor: Tensor) -> Tensor | None:
     """Return the dense tensor of this rank behind `tensor`, `None` where there is none to move."""
+    if type(tensor) in PLAIN and not (tensor.is_nested or tensor.is_meta):
+        return tensor if tensor.layout is torch.strided else None
     local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # noqa: SLF001 (to_local makes a view)
     if isinstance(local, AsyncCollectiveTensor):
         local = local.wait()

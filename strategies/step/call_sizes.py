@@ -46,8 +46,13 @@ def parameter_sizes(module: nn.Module, fqn: str = "") -> tuple[TensorSize, ...]:
 
 
 def size_key(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Return what `sizes_of` follows from; equal ones have equal sizes, and cost less to find."""
-    found: list[Any] = [(each.shape, each.dtype, each.device) for each in tensors_in((args, kwargs))]
+    """Return what `sizes_of` follows from, and what has gradients: equal ones have equal sizes.
+
+    It costs less to find.
+    """
+    found: list[Any] = [
+        (each.shape, each.dtype, each.device, each.requires_grad) for each in tensors_in((args, kwargs))
+    ]
     _add_parameters(module, found)
     return found
 
@@ -56,7 +61,7 @@ def _add_parameters(module: nn.Module, found: list[Any]) -> None:
     """Add names, identities and sizes: one parameter under two names is one, as long as it is the same."""
     for name, each in module._parameters.items():  # noqa: SLF001 (a tenth of the time of named_parameters)
         if each is not None:
-            found.append((name, id(each), each.shape, each.dtype, each.device))
+            found.append((name, id(each), each.shape, each.dtype, each.device, each.requires_grad))
     for name, child in module._modules.items():  # noqa: SLF001
         if child is not None:
             found.append(name)

@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from strategies.base import StrategyError
+from strategies.regions.versions import Version, alias_of_plain
 from strategies.step.memory_layout import MemoryLayout
 from strategies.step.operator_mode import OperatorMode
 
 _DETACH = torch.ops.aten.detach.default
-_PRODUCT = torch.ops.aten.mul.Tensor
+PRODUCT = torch.ops.aten.mul.Tensor
 _mode_at = torch._C._get_dispatch_stack_at  # noqa: SLF001 (no public way)
 _FACTORS = 2
 _MOST_UNLIKE = 4
@@ -46,27 +48,31 @@ class JustSaved:
 
     Args:
         identify: returns the identity of a tensor's storage.
+
+    Attributes:
+        values: they, each with the identity of its storage and its layout.
     """
 
-    __slots__ = ("_identify", "_saved")
+    __slots__ = ("_identify", "values")
 
     def __init__(self, identify: Callable[[Tensor], int | None]) -> None:
         self._identify = identify
-        self._saved: list[tuple[MayBeLate, int, MemoryLayout]] = []
+        self.values: list[tuple[MayBeLate, int, MemoryLayout]] = []
 
     def add(self, saved: MayBeLate, identity: int, layout: MemoryLayout) -> None:
         """Take note of what was saved, with the identity of its storage and its layout."""
-        self._saved.append((saved, identity, layout))
+        self.values.append((saved, identity, layout))
 
     def clear(self) -> None:
         """Hold nothing more."""
-        self._saved = []
+        self.values.clear()
 
     def before(self, func: Any, args: Sequence[Any]) -> None:
         """Mark what backward reads late, if an operator that runs now is a product of two large factors."""
-        if not self._saved:
+        if not self.values:
             return
-        latest, self._saved = self._saved[-_FACTORS:], []
+        latest = self.values[-_FACTORS:]
+        self.values.clear()
         factors = factors_of(func, args)
         if factors and are_large([layout for *_, layout in latest]):
             identities = [self._identify(each) for each in factors]
@@ -82,7 +88,7 @@ def factors_of(func: Any, args: Sequence[Any]) -> list[Tensor]:
         func: the operator that runs now.
         args: its arguments.
     """
-    if func is not _PRODUCT or not torch.is_grad_enabled():
+    if func is not PRODUCT or not torch.is_grad_enabled():
         return []
     factors = [each for each in args if isinstance(each, Tensor) and each.requires_grad]
     return factors if len(factors) == _FACTORS else []
@@ -140,6 +146,53 @@ class _Ticket:
         return value
 
 
+def second_backward() -> StrategyError:
+    """Return the refusal of what is redeemed once more."""
+    problem = "backward runs a second time through a block whose plan has let go of what it needs"
+    return StrategyError("ac", f"{problem}; use ac=full for backward with retain_graph or create_graph")
+
+
+class KeptTicket:
+    """Redeemed once: for a plain tensor that is kept as it is.
+
+    Args:
+        saved: the tensor.
+
+    Attributes:
+        is_late: whether backward reads the value later than it asks for it.
+    """
+
+    __slots__ = ("_expected", "_tensor", "is_late")
+
+    def __init__(self, saved: Tensor) -> None:
+        self._tensor: Tensor | None = alias_of_plain(saved)
+        self._expected = saved._version  # noqa: SLF001 (as autograd checks it)
+        self.is_late = False
+
+    def __call__(self) -> Tensor:
+        """Return what backward gets.
+
+        Raises:
+            StrategyError: it was redeemed before.
+            RuntimeError: the tensor was written to in place, in the words of autograd.
+        """
+        tensor = self._tensor
+        if tensor is None or not self.is_late:
+            del tensor
+            return self._redeem()
+        layout, device = MemoryLayout.of(tensor, tensor), tensor.device
+        del tensor
+        return given(self._redeem, layout, device)
+
+    def _redeem(self) -> Tensor:
+        tensor, self._tensor = self._tensor, None
+        if tensor is None:
+            raise second_backward()
+        if tensor._version != self._expected:  # noqa: SLF001 (as autograd checks it)
+            Version(tensor, self._expected).refuse_past(tensor)
+        return tensor
+
+
 class LateValue(Tensor):
     """A tensor without memory; the operator that reads it gets what it stands for.
 
@@ -185,7 +238,7 @@ class LateValue(Tensor):
         if func is _DETACH:  # autograd takes so what it is given
             return cls(args[0].ticket, args[0].like, args[0].device)
 
-        stays = func is not _PRODUCT
+        stays = func is not PRODUCT
         given_args = [_value(each, stays=stays) for each in args]
         return func(*given_args, **{name: _value(each, stays=stays) for name, each in (kwargs or {}).items()})
 

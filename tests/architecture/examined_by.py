@@ -57,6 +57,8 @@ EXAMINED_BY = {
     "strategies/budget/eager/first_call.py": "tests/strategies/ac/test_budget.py",
     "strategies/budget/planning/recomputation.py": "tests/strategies/budget/planning/test_lower_bound.py",
     "strategies/budget/compiled/joint_steps.py": "tests/strategies/budget/compiled/test_compiled_planning.py",
+    "strategies/step/operator_order.py": "tests/strategies/budget/eager/test_ordered_tape.py",
+    "strategies/step/ordered_mode.py": "tests/strategies/budget/eager/test_ordered_tape.py",
     "strategies/step/memory_layout.py": "tests/strategies/budget/eager/test_planned_block.py",
     "strategies/step/operator_facts.py": "tests/strategies/budget/eager/test_planned_block.py",
     "strategies/estimate/recomputing.py": "tests/strategies/budget/eager/test_planned_block.py",

@@ -16,21 +16,21 @@ from torch.utils._pytree import tree_map_only
 
 from strategies.base import StrategyError
 from strategies.budget.eager.contents import Content, Reading, TapedOperator
-from strategies.budget.eager.slice_ticket import Pause, SliceTicket
+from strategies.budget.eager.slice_ticket import SliceTicket
 from strategies.budget.plan import BlockPlan, Value, input_value
 from strategies.estimate.liveness import key_of
 from strategies.estimate.tensors import tensors_in
 from strategies.generators import DrawWatch, stashed
 from strategies.regions.host_copies import HostLedger
-from strategies.regions.saved_tensors import Packed, hooks_around, local_of, packed_by
+from strategies.regions.saved_tensors import Packed, hooks_around, kept, local_of, packed_by
 from strategies.regions.versions import PLAIN, Version, version_of
 from strategies.step.before_blocks import signature_of
-from strategies.step.late_value import JustSaved, given
+from strategies.step.late_value import KeptTicket, given
 from strategies.step.memory_layout import MemoryLayout, copied, dense_of
-from strategies.step.operator_facts import OperatorFacts, drawn_from, facts_of, fake_mode, is_numbered
-from strategies.step.operator_mode import OperatorMode
+from strategies.step.operator_facts import OperatorFacts, drawn_from, facts_of
+from strategies.step.operator_order import NOTED_SIMPLY, Entry
+from strategies.step.ordered_mode import OrderedMode, storage_of
 
-_DETACH = torch.ops.aten.detach.default
 _CAST = "aten._to_copy.default"
 
 Address: TypeAlias = tuple[int, int]
@@ -50,11 +50,16 @@ class StorageHome:
     __slots__ = ("_identity", "address", "latest", "tensors", "tickets")
 
     def __init__(self, tensor: Tensor, dense: Tensor, latest: Content, address: Address | None) -> None:
-        self._identity = StorageWeakRef(dense.untyped_storage())  # no other storage gets its address
+        self._identity: StorageWeakRef | None = None
         self.address, self.latest = address, latest
         self.tensors: list[Tensor] = [tensor]
         self.tickets: list[weakref.ref[SliceTicket]] = []
         latest.memory = dense
+
+    def let_go(self, dense: Tensor) -> None:
+        """Hold no memory; no other storage gets the address of this one."""
+        self._identity = StorageWeakRef(dense.untyped_storage())
+        self.tensors, self.latest.memory = [], None
 
     def update_tickets(self) -> None:
         """Let tickets stand for what it holds now, where autograd has counted no write since."""
@@ -108,7 +113,7 @@ class Fates:
         )
 
 
-class BlockTape(OperatorMode):
+class BlockTape(OrderedMode):
     """Notes each operator of a block's forward, and gives tickets for what autograd saves.
 
     Args:
@@ -132,12 +137,9 @@ class BlockTape(OperatorMode):
         self._seen: list[tuple[Tensor, int]] = []
         self._is_before = self._is_idle = self._is_spoilt = False
         self._skipped = 0
-        self._pause = Pause()
-        self._fakes = fake_mode()
-        self._count = 0
         self._homes: dict[int, StorageHome] = {}
         self._written_homes: list[StorageHome] = []
-        self._saved = JustSaved(_storage_of)
+        self._waits = len(fates.plan.modules) > 1
 
     def offer(self, inputs: Iterable[Tensor]) -> None:
         """Take over the inputs of the block that wait on the host; call it before the block runs."""
@@ -157,9 +159,9 @@ class BlockTape(OperatorMode):
         self._end_early = end_early
         self._handed_on = {}
         for tensor in results:
-            home = self._homes.get(_storage_of(tensor) or 0)
+            home = self._homes.get(storage_of(tensor) or 0)
             if home is not None and not self._stays(home):
-                self._handed_on[_storage_of(tensor) or 0] = tensor._version  # noqa: SLF001 (as autograd counts it)
+                self._handed_on[storage_of(tensor) or 0] = tensor._version  # noqa: SLF001 (as autograd counts it)
         outside = (each for home in self._homes.values() if home.address is None for each in home.tensors)
         self._seen = [(each.detach(), each._version) for each in outside]  # noqa: SLF001 (as above)
 
@@ -172,8 +174,9 @@ class BlockTape(OperatorMode):
         self._end_early = None
         self._enclosing = hooks_around()
         self._require_unwritten()
+        self.admit(inputs)
         for tensor in inputs:
-            version = self._handed_on.get(_storage_of(tensor) or 0)
+            version = self._handed_on.get(storage_of(tensor) or 0)
             if version not in {None, tensor._version}:  # noqa: SLF001 (as above)
                 fqn = self._fates.plan.fqn
                 problem = f"an input of {fqn!r} was written to in place after its plan had seen it made"
@@ -209,7 +212,7 @@ class BlockTape(OperatorMode):
         del module
         if not self.end_before() or self._is_spoilt or self._count != len(self._fates.plan.before):
             return False
-        homes = (self._homes.get(_storage_of(each) or 0) for each in inputs)
+        homes = (self._homes.get(storage_of(each) or 0) for each in inputs)
         if all(home is None or home.address is None for home in homes):
             return False
         self._is_exact = is_exact
@@ -230,20 +233,13 @@ class BlockTape(OperatorMode):
     def hand_on(self, results: Iterable[Tensor]) -> None:
         """Take note of the results of the block: nobody makes them again."""
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run `func` and note it."""
-        if not self._pause.is_on:
-            self._saved.before(func, args)
-        if self._pause.is_on or not is_numbered(func, self._fakes):
-            result = func(*args, **kwargs)
-            if func is _DETACH and not self._pause.is_on:
-                self._follow(result)
-            return result
+    def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator that plans count, and note it."""
         facts = facts_of(func)
         if self._is_idle:
             return func(*args, **kwargs)
         if self._is_before and self._passes(facts, (args, kwargs)):
-            changed = map(_storage_of, tensors_in(list(facts.written(args, kwargs))))
+            changed = map(storage_of, tensors_in(list(facts.written(args, kwargs))))
             self._is_spoilt |= any(each in self._homes for each in changed)
             return func(*args, **kwargs)
         self._require_planned(facts)
@@ -268,6 +264,26 @@ class BlockTape(OperatorMode):
             operator.note_readings()
         return result
 
+    def note_ordered(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator of the order, and note it: briefly, where it only makes tensors of others."""
+        facts, number, func = facts_of(entry.operator), entry.number, entry.operator
+        if entry.how != NOTED_SIMPLY or facts.draws(args, kwargs):
+            return self.note(func, args, kwargs)
+        self._require_planned(facts)
+        operator = None
+        if not self._is_held(facts, ()):
+            read = [self._read(each) for each in args]
+            operator = TapedOperator(number, facts.name, func, read, self._read(kwargs) if kwargs else {})
+        result = entry.call(*args, **kwargs)
+        self._count = number + 1
+        for position, tensor in enumerate((result,) if type(result) is Tensor else tensors_in(result)):
+            dense = dense_of(tensor)
+            if dense is not None and key_of(dense) not in self._homes:
+                self._make(operator, (number, position), tensor, dense)
+        if operator is not None and operator.has_made:
+            operator.note_readings()
+        return result
+
     def _passes(self, facts: OperatorFacts, operands: Any) -> bool:
         """Say whether an operator before the block is none of the plan's."""
         before = self._fates.plan.before
@@ -281,12 +297,24 @@ class BlockTape(OperatorMode):
 
     def pack(self, saved: Tensor) -> Packed:
         """Return what the graph holds for `saved`."""
+        is_plain = type(saved) in PLAIN
         dense = dense_of(saved)
         home = None if dense is None else self._homes.get(key_of(dense))
         if dense is None or home is None or home.address is None:
+            if dense is not None and not self.prove_outside(dense):
+                self.leave_order()
+            if is_plain and self._enclosing is None:
+                return kept(saved)
             with self._pause:
                 return packed_by(self._enclosing, saved)
-        if type(saved) in PLAIN:
+        if self._writer is not None:
+            self._writer.asks(home.address[0])
+        if is_plain and self._keeps(home.address):
+            held = KeptTicket(saved)
+            if home.address >= (len(self._fates.plan.before), 0):
+                self._saved.add(held, key_of(dense), MemoryLayout.of(saved, dense))
+            return held
+        if is_plain:
             version = version_of(saved)
         else:
             with self._pause:
@@ -297,6 +325,10 @@ class BlockTape(OperatorMode):
         if home.address >= (len(self._fates.plan.before), 0):
             self._saved.add(ticket, key_of(dense), layout)
         return self._redeemer(ticket, saved.device)
+
+    def _keeps(self, address: Address) -> bool:
+        """Say whether a value is on the device until it is redeemed, and nobody waits for other modules."""
+        return not self._waits and address in self._fates.held and address not in self._fates.on_host
 
     def _redeemer(self, ticket: SliceTicket, device: torch.device) -> Packed:
         """Return what redeems a ticket for a value on `device`."""
@@ -319,9 +351,13 @@ class BlockTape(OperatorMode):
         Raises:
             StrategyError: forward was not the planned one.
         """
+        self._count = self._counted()
         problem = self._end_of_plan() if self.is_as_planned else None
         if problem is not None:
             self._leave_plan(problem)
+        if self._writer is not None and self.is_as_planned:
+            held = (operator for operator, _ in self._fates.held)
+            self.order = self._writer.order(held, self._written_homes, self._count)
         for home in self._written_homes:
             home.update_tickets()
         self._written_homes = []
@@ -344,8 +380,9 @@ class BlockTape(OperatorMode):
         self._written_homes = []
         self._saved.clear()
         self._enclosing = None
+        self.close_order()
 
-    def _follow(self, detached: Tensor) -> None:
+    def follow(self, detached: Tensor) -> None:
         """Note a tensor with a version of its own, such as factories of Python return."""
         dense = dense_of(detached)
         home = None if dense is None else self._homes.get(key_of(dense))
@@ -373,15 +410,22 @@ class BlockTape(OperatorMode):
             dense = dense_of(value)
             if dense is None:
                 return value.detach()  # held as it is: nothing is known of its memory
-            return Reading(self._home(value, dense).latest, MemoryLayout.of(value, dense))
+            return self._reading(value, dense)
         if isinstance(value, dict):
             return {name: self._read(each) for name, each in value.items()}
         return [self._read(each) for each in value] if isinstance(value, list | tuple) else value
+
+    def _reading(self, tensor: Tensor, dense: Tensor) -> Reading:
+        home = self._home(tensor, dense)
+        if self._writer is not None:
+            self._writer.reads(self._count, home, home.address and home.address[0])
+        return Reading(home.latest, MemoryLayout.of(tensor, dense))
 
     def _home(self, tensor: Tensor, dense: Tensor) -> StorageHome:
         key = key_of(dense)
         home = self._homes.get(key)
         if home is None:
+            self.is_in_order &= self.prove_outside(dense)
             home = self._homes[key] = StorageHome(tensor, dense, Content(None), None)
         return home
 
@@ -459,7 +503,7 @@ class BlockTape(OperatorMode):
                 continue
             home = self._homes.get(key_of(dense))
             if home is None:
-                self._make(operator, number, tensor, dense)
+                self._make(operator, (operator.number, number), tensor, dense)
             elif facts.is_fresh:  # a mode below has run it in place
                 self._written_homes.append(home)
                 older, home.latest = home.latest, Content(operator)
@@ -467,13 +511,15 @@ class BlockTape(OperatorMode):
                 home.latest.memory, older.memory = older.memory, None
                 operator.makes(number, home.latest)
 
-    def _make(self, operator: TapedOperator, number: int, tensor: Tensor, dense: Tensor) -> None:
-        content, address = Content(operator), (operator.number, number)
-        content.is_fleeting = address in self._fates.again
-        operator.makes(number, content)
+    def _make(self, operator: TapedOperator | None, address: Address, tensor: Tensor, dense: Tensor) -> None:
+        """Note a storage that an operator has made; `None`: all that it makes is held."""
+        content = Content(operator)
+        if operator is not None:
+            content.is_fleeting = address in self._fates.again
+            operator.makes(address[1], content)
         home = self._homes[key_of(dense)] = StorageHome(tensor, dense, content, address)
         if address not in self._fates.held:
-            home.tensors, content.memory = [], None
+            home.let_go(dense)
 
     def _is_held_home(self, home: StorageHome) -> bool:
         """Say whether a storage stays; nothing makes it again then."""
@@ -544,14 +590,6 @@ def _of_autocast(planned: str) -> str:
         return ""
     remedy = "use a scope for each, or cache_enabled=False"
     return f"; autocast casts a weight once for all forwards of its scope: {remedy}"
-
-
-def _storage_of(tensor: Tensor) -> int | None:
-    """Return the identity of a tensor's storage; `None` without one, as of a wrapper of `torch.func`."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # noqa: SLF001 (no public way)
-        return None
-    dense = dense_of(tensor)
-    return None if dense is None else key_of(dense)
 
 
 def _address(value: Value) -> Address:

@@ -85,7 +85,9 @@ class Content:
         Raises:
             StrategyError: naming both.
         """
-        if any(version.is_past() for version in self.versions):
+        for version in self.versions:
+            if not version.is_past():
+                continue
             what = "value on the host" if self.memory is None else _described(self.memory)
             problem = f"{reader.name} reads a {what} that was changed in place after forward"
             raise StrategyError(
@@ -153,6 +155,7 @@ class TapedOperator:
         stash: puts back the random numbers that it drew.
         is_with_grad: gradients were on in forward: recurrent layers make more for backward then.
         is_collective: its results must be waited for.
+        makes_fleeting: one of its results is made anew for each request.
     """
 
     __slots__ = (
@@ -163,6 +166,7 @@ class TapedOperator:
         "_written",
         "is_collective",
         "is_with_grad",
+        "makes_fleeting",
         "name",
         "number",
         "stash",
@@ -175,18 +179,20 @@ class TapedOperator:
         self._function, self._args, self._kwargs = function, args, kwargs
         self.stash: Stash | None = None
         self.is_with_grad = torch.is_grad_enabled()
-        self.is_collective = False
+        self.is_collective = self.makes_fleeting = False
         self._made: list[tuple[int, weakref.ref[Content]]] = []
         self._written: list[tuple[Reading, weakref.ref[Content]]] = []
 
     def readings(self) -> Iterator[Reading]:
         """Yield what it reads."""
         yield from _readings(self._args)
-        yield from _readings(self._kwargs)
+        if self._kwargs:
+            yield from _readings(self._kwargs)
 
     def makes(self, result: int, content: Content) -> None:
         """Take note that its result of that number lies on a storage of its own."""
         self._made.append((result, weakref.ref(content)))
+        self.makes_fleeting |= content.is_fleeting
 
     @property
     def has_made(self) -> bool:
@@ -228,7 +234,7 @@ class TapedOperator:
 
     def run(self) -> None:
         """Run again, and fill what it makes; what it alone has read is gone then."""
-        readings = list(self.readings())
+        readings = list(self.readings()) if self._written else []
         shared = [(reading, weakref.ref(reading.content)) for reading, _ in self._written if reading.content]
         for reading in readings:
             reading.let_go()
@@ -271,6 +277,8 @@ class TapedOperator:
 
         Random numbers are drawn from the state of forward, and the present one is put back.
         """
+        if self.stash is None and self.is_with_grad:
+            return self._function(*args, **kwargs)
         put_back = _nothing if self.stash is None else self.stash()
         try:
             with nullcontext() if self.is_with_grad else torch.no_grad():
@@ -280,7 +288,7 @@ class TapedOperator:
 
     def _fill(self, result: Any) -> None:
         """Give what a second run made, or wrote, to those of its results that still lack their content."""
-        results = list(tensors_in(result))
+        results = [result] if type(result) is Tensor else list(tensors_in(result))
         for number, reference in self._made:
             content = reference()
             if content is not None and content.maker is self:
@@ -311,7 +319,8 @@ def compute(asked: list[Content]) -> Tensor:
     content = asked.pop()
     if not content.is_at_hand():
         waiting = needed_operators([content])
-        content = _for_request(content, waiting)
+        if content.is_fleeting or any(each.makes_fleeting for each in waiting.values()):
+            content = _for_request(content, waiting)
         with recomputing(), below_autograd():
             for number in sorted(waiting):
                 waiting.pop(number).run()
@@ -321,8 +330,13 @@ def compute(asked: list[Content]) -> Tensor:
 @contextmanager
 def below_autograd() -> Iterator[None]:
     """Run operators where a tape sees them, below autocast and autograd, and with gradients on."""
-    with torch._C._DisableAutocast(), torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():  # noqa: SLF001 (no public way)
-        yield
+    had_grad = torch.is_grad_enabled()
+    with torch._C._DisableAutocast(), torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001 (no public way)
+        torch._C._set_grad_enabled(True)  # noqa: SLF001 (a third of the time of its context)
+        try:
+            yield
+        finally:
+            torch._C._set_grad_enabled(had_grad)  # noqa: SLF001 (as above)
 
 
 def needed_operators(
@@ -395,7 +409,9 @@ def _given(value: Any, tensor_of: Callable[[Reading], Tensor]) -> Any:
         return tensor_of(value)
     if isinstance(value, dict):
         return {name: _given(each, tensor_of) for name, each in value.items()}
-    return [_given(each, tensor_of) for each in value] if type(value) in {list, tuple} else value
+    if type(value) is list or type(value) is tuple:
+        return [tensor_of(each) if type(each) is Reading else _given(each, tensor_of) for each in value]
+    return value
 
 
 def _nothing() -> None:

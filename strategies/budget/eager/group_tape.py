@@ -159,7 +159,7 @@ class GroupedTape(BlockTape):
                     "ac", f"{problem}; a plan with groups cannot make it again; write to a copy"
                 )
             home = StorageHome(tensor, dense, link.home.latest, _LINK)
-            home.latest.memory, home.tensors = None, []
+            home.let_go(dense)
             self._homes[key_of(dense)] = home
 
     def resume(self, inputs: Iterable[Tensor]) -> None:
@@ -176,12 +176,14 @@ class GroupedTape(BlockTape):
     def hand_on(self, results: Iterable[Tensor]) -> None:
         """Take note of what the next block may read; call it when the block has run."""
         links: dict[int, Link] = {}
-        for tensor in results:
+        for tensor in () if self._is_last else results:
             dense = dense_of(tensor)
             home = None if dense is None else self._homes.get(key_of(dense))
+            if dense is not None and home is None and not self.prove_outside(dense):
+                self.leave_order()
             if dense is not None and home is not None and home.address not in {None, _LINK}:
                 links[key_of(dense)] = Link(home=home, version=tensor._version)  # noqa: SLF001 (as above)
-        self._second.links = {} if self._is_last else links
+        self._second.links = links
 
     def finish(self) -> None:
         """Let go of everything but what tickets need, and say what the second forward shall make."""
@@ -190,6 +192,10 @@ class GroupedTape(BlockTape):
         member = self._second.members[-1]
         member.wanted = [weakref.ref(content) for content in dict.fromkeys([*links, *kept])]
         member.tickets = self._tickets
+        if self._writer is not None:
+            made = (link.home.address for link in self._second.links.values())
+            for operator, _ in (*self._later, *filter(None, made)):
+                self._writer.asks(operator)
         super().finish()
 
     def close(self) -> None:

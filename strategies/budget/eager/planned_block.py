@@ -27,6 +27,7 @@ from strategies.step.call_sizes import (
     parameter_sizes,
     size_key,
 )
+from strategies.step.operator_order import KnownOrders
 from strategies.step.sizes import TensorSize
 
 
@@ -49,6 +50,7 @@ class PlannedBlock:
     _open: BlockTape | None = None
     _next: int = 0
     _has_warned: bool = False
+    _orders: KnownOrders = field(default_factory=KnownOrders)
 
     def __post_init__(self) -> None:
         self._fates = Fates.of(self.plan)
@@ -66,6 +68,7 @@ class PlannedBlock:
         *,
         is_exact: bool = True,
         is_own: bool = False,
+        key: Any = None,
     ) -> BlockTape:
         """Return the tape of a call that begins with `module`, in place of one that has not ended.
 
@@ -75,6 +78,7 @@ class PlannedBlock:
             inputs: tensors that it is called with.
             is_exact: refuse operators that were not planned.
             is_own: whether the operators before the block are none of the plan's.
+            key: the same object for calls of equal sizes; `None` where nothing is known of that.
         """
         self._end_early()
         if self.plan.offload:
@@ -85,8 +89,15 @@ class PlannedBlock:
             if self.group is None
             else self.group.tape(fates, self.ledger, region, module, is_exact=is_exact)
         )
+        if self._orders.begin(key):
+            tape.take_order(self._orders.order, inputs)
         tape.offer(inputs)
         return tape
+
+    def end(self, tape: BlockTape) -> None:
+        """End a call that has come to all of its modules."""
+        tape.finish()
+        self._orders.end(tape.order, is_in_order=tape.is_in_order)
 
     @contextmanager
     def followed(self, region: Any, module: nn.Module) -> Iterator[None]:
@@ -103,7 +114,7 @@ class PlannedBlock:
                 tape.close()
 
     def reached(
-        self, region: Any, module: nn.Module, inputs: Iterable[Tensor], *, is_exact: bool
+        self, region: Any, module: nn.Module, inputs: Iterable[Tensor], *, is_exact: bool, key: Any = None
     ) -> BlockTape | None:
         """Return the tape of a call that has come to the block; `None` where a compiled one has none.
 
@@ -113,6 +124,8 @@ class PlannedBlock:
         tape, self._open = self._open, None
         is_of_other_size, self.is_of_other_size = self.is_of_other_size, False
         if tape is not None and tape.reach(module, given, is_exact=is_exact):
+            if self._orders.begin(key):
+                tape.take_order(self._orders.order, given)
             tape.offer(given)
             return tape
         if is_exact and not is_of_other_size:
@@ -120,7 +133,7 @@ class PlannedBlock:
         is_compiled = len(self.plan.before) == self.plan.operators
         return None if is_compiled else self.begun(region, module, given, is_exact=is_exact, is_own=True)
 
-    def resumed(self, number: int, inputs: Iterable[Tensor]) -> BlockTape | None:
+    def resumed(self, number: int, inputs: Iterable[Tensor], key: Any = None) -> BlockTape | None:
         """Return the tape of the call that has come to its module of that number.
 
         `None` of one that is called without those before it, such as a head that is called twice.
@@ -129,7 +142,9 @@ class PlannedBlock:
             self._end_early()
         tape, self._open = self._open, None
         if tape is not None:
-            tape.resume(inputs)
+            tape.resume(list(inputs))
+            if not self._orders.resume(number, key):
+                tape.leave_order()
         return tape
 
     def pause(self, tape: BlockTape, number: int, results: Iterable[Tensor]) -> None:
@@ -141,6 +156,7 @@ class PlannedBlock:
         """End a call whose other modules have not been called."""
         tape, self._open = self._open, None
         if tape is not None:
+            self._orders.begin(None)
             tape.finish_early()
             tape.close()
 
@@ -209,7 +225,7 @@ class PlannedModule:
                 is_paused = True
             else:
                 tape.hand_on(tensors_in(results))
-                tape.finish()
+                block.end(tape)
         finally:
             if not is_paused:
                 tape.close()
@@ -221,11 +237,12 @@ class PlannedModule:
         """Return the tape of the call, `None` where it runs untouched."""
         block, inputs = self.block, tensors_in((args, kwargs))
         is_exact = self._is_exact(module, args, kwargs)
+        key = self._planned_key if is_exact and not self.is_compiled else None
         if self.number:
-            return block.resumed(self.number, inputs)
+            return block.resumed(self.number, inputs, key)
         if block.plan.caller is None:
-            return block.begun(self, module, inputs, is_exact=is_exact)
-        return block.reached(self, module, inputs, is_exact=is_exact)
+            return block.begun(self, module, list(inputs), is_exact=is_exact, key=key)
+        return block.reached(self, module, inputs, is_exact=is_exact, key=key)
 
     def _is_exact(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Say whether a call has the planned sizes; refuse larger inputs, and other parameters."""
