@@ -118,6 +118,23 @@ class Observation:
     plan: dict[str, Any] | None = None
     unneeded: str | None = None
 
+    def joined(self, other: Observation) -> Observation:
+        """Return what two stages of one model show together; lists in their plans follow one another."""
+        plan = self.plan or other.plan
+        if self.plan and other.plan:
+            plan = {
+                name: [*first, *other.plan[name]] if isinstance(first, list) else first
+                for name, first in self.plan.items()
+            }
+        return Observation(
+            named=self.named,
+            never_fired=tuple(name for name in self.never_fired if name in other.never_fired),
+            offloaded_bytes=self.offloaded_bytes + other.offloaded_bytes,
+            chunks=self.chunks + other.chunks,
+            plan=plan,
+            unneeded=self.unneeded and other.unneeded,
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Strategy:

@@ -133,6 +133,8 @@ class Experiment(Recipe):
         self._require_whole_micro_batches()
         self._require_parts()
         self._require_reduced_gradients()
+        if self.mesh.pp > 1:
+            self._require_stages()
         self._require_ranks_to_shard_over()
         self._require_whole_forwards()
         self._require_one_budget()
@@ -371,6 +373,62 @@ class Experiment(Recipe):
                 "must be last for fsdp1 with mesh.cpu_offload: torch supports no accumulation of gradients "
                 "that are reduced each time, got each; or use mesh.fsdp=fsdp2",
             )
+
+    def _require_stages(self) -> None:
+        """Refuse what no stage of a pipeline can have, and micro-batches that its schedule cannot order."""
+        mesh, ac = self.mesh, name_of(self.ac)
+        stages = f"mesh.pp={mesh.pp} cuts the model into stages"
+        if self.wrap_order == "call_site":
+            problem = f"{stages}, and call_site makes one region of the whole"
+            raise ConfigError("wrap_order", f"{problem}; use inside_fsdp, or mesh.pp=1")
+        if self.is_compiled:
+            problem = f"{stages}, and compiled ones have not been measured"
+            raise ConfigError("compile", f"{problem}; use compile=none, or mesh.pp=1")
+        for group in ("chunk", "shard"):
+            if (chosen := name_of(getattr(self, group))) != "none":
+                problem = f"{stages}, and {group}={chosen} plans the whole"
+                raise ConfigError(group, f"{problem}; use {group}=none, or mesh.pp=1")
+        option = next((name for name in ("sp", "loss_parallel") if getattr(mesh, name)), None)
+        if option is not None:
+            problem = f"{stages}, which pass on whole sequences and logits"
+            raise ConfigError(f"mesh.{option}", f"{problem}; use false, or mesh.pp=1")
+        if mesh.sync == "last":
+            problem = "last has no effect: schedules reduce gradients once, after all micro-batches"
+            raise ConfigError("mesh.sync", f"{problem}; leave it at each")
+        if self.ac.step_planner is not None:
+            problem = f"{ac} plans a step that holds one call of each block, and a pipeline holds several"
+            raise ConfigError("ac", f"{problem}; use ac=full or selective_op, or mesh.pp=1")
+        if mesh.splits_backward:
+            self._require_splittable_backward()
+        self._require_ordered_microbatches()
+
+    def _require_splittable_backward(self) -> None:
+        """Refuse regions that a backward in two parts asks twice, and gradients that nobody would add up."""
+        schedule, options = self.mesh.pp_schedule, "mesh.pp_split_backward=false or mesh.pp_schedule=1f1b"
+        if getattr(self.ac, "use_reentrant", False):
+            problem = f"true does not suit {schedule}, which asks for gradients of inputs by autograd.grad"
+            raise ConfigError("ac.use_reentrant", f"{problem}; use {options}")
+        if name_of(self.ac) in {"selective_op", "torch_remat"}:
+            problem = (
+                f"{name_of(self.ac)} does not suit {schedule}, whose two parts of a backward ask it twice"
+            )
+            raise ConfigError("ac", f"{problem}: torch recomputes such a region once; use {options}")
+        if self.mesh.dp_replicate > 1 and not self.mesh.is_sharded:
+            problem = f"does not suit {schedule}: DDP sees no gradients that autograd.grad returns"
+            raise ConfigError("mesh.dp_replicate", f"{problem}; use {options}, or mesh.dp_shard")
+
+    def _require_ordered_microbatches(self) -> None:
+        """Refuse numbers of micro-batches for which a schedule has no order."""
+        schedule, pp, count = self.mesh.pp_schedule, self.mesh.pp, self.microbatches
+        if schedule == "1f1b" and count < pp:
+            problem = f"must be at least the {pp} stages for mesh.pp_schedule=1f1b, got {count}"
+            raise ConfigError("microbatches", f"{problem}; use mesh.pp_schedule=gpipe, or more")
+        rounds = max(1, count // pp)
+        if schedule in {"interleaved", "zero_bubble"} and count % rounds:
+            problem = (
+                f"must be a multiple of the {rounds} rounds that {schedule} makes of them over {pp} ranks"
+            )
+            raise ConfigError("microbatches", f"{problem}, got {count}; use a multiple of {pp}")
 
     def _require_ranks_to_shard_over(self) -> None:
         """Refuse sharding of operators on a mesh whose ranks share no tensors."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.errors import ConfigError, require_at_least, require_one_of
 
@@ -14,11 +14,33 @@ _FSDP_OPTIONS = ("fsdp", "reshard_after_forward", "cpu_offload", "use_orig_param
 _TP_OPTIONS = ("sp", "loss_parallel")
 _LATER = (*_TP_OPTIONS, "sync")
 """Options that came later: a mesh that does not ask for them is the mesh that it was."""
+_STAGES_PER_RANK: Mapping[str, tuple[int, int | None]] = {
+    "gpipe": (1, 1),
+    "1f1b": (1, 1),
+    "interleaved": (2, None),
+    "zero_bubble": (1, None),
+    "zbv": (2, 2),
+}
+"""Schedules of a pipeline: the fewest and the most stages that a rank has under each."""
+
+_SPLITTING = ("zero_bubble", "zbv")
+"""Schedules that ask for the gradients of a stage's inputs first, and for those of its weights later."""
+
+_OF_PIPELINES = ("pp", "pp_schedule", "pp_stages_per_rank", "pp_split_backward")
+
+
+class Coordinate(NamedTuple):
+    """The place of a rank along each dimension of its mesh."""
+
+    dp_replicate: int
+    pp: int
+    dp_shard: int
+    tp: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mesh:
-    """The arrangement of ranks as `dp_replicate x dp_shard x tp`, row-major.
+    """The arrangement of ranks as `dp_replicate x pp x dp_shard x tp`, row-major.
 
     Fields:
         dp_replicate: replicas of the (sharded) model; alone it is DDP.
@@ -27,6 +49,15 @@ class Mesh:
         sp: ranks of `tp` hold the residual in parts of the sequence between those linears (Korthikanti et al.
             2022, arXiv:2205.05198).
         loss_parallel: ranks of `tp` hold logits in parts of the vocabulary, and the loss is computed on them.
+        pp: ranks that hold successive stages of the model, and pass micro-batches on.
+        pp_schedule: order of the micro-batches. `gpipe` (arXiv:1811.06965): all forwards, then all backwards.
+            `1f1b` (PipeDream, arXiv:1806.03377): a backward as soon as there is one. `interleaved`
+            (arXiv:2104.04473): the same with several stages a rank. `zero_bubble` and `zbv`
+            (arXiv:2401.10241): gradients of inputs first, those of weights where a rank would wait.
+        pp_stages_per_rank: stages of a rank; null is what the schedule usually has: 2 of `interleaved`,
+            `zero_bubble` and `zbv`, else 1.
+        pp_split_backward: `false` lets a schedule that splits backward take it as a whole, at the place of
+            the gradients of inputs.
         fsdp: `fsdp2` (`fully_shard`) or `fsdp1` (`FullyShardedDataParallel`).
         reshard_after_forward: FSDP2 frees a block's parameters between its forward and its backward.
         cpu_offload: FSDP keeps parameters, gradients and optimizer state in host memory.
@@ -43,6 +74,10 @@ class Mesh:
     tp: int = 1
     sp: bool = False
     loss_parallel: bool = False
+    pp: int = 1
+    pp_schedule: str = "1f1b"
+    pp_stages_per_rank: int | None = None
+    pp_split_backward: bool = True
     fsdp: str = "fsdp2"
     reshard_after_forward: bool = True
     cpu_offload: bool = False
@@ -54,23 +89,25 @@ class Mesh:
 
     def __post_init__(self) -> None:
         """Refuse sizes, words and combinations that make no mesh."""
-        for name in ("dp_replicate", "dp_shard", "tp", "nodes"):
+        for name in ("dp_replicate", "dp_shard", "tp", "pp", "nodes"):
             require_at_least(f"mesh.{name}", getattr(self, name), 1)
         require_one_of("mesh.fsdp", self.fsdp, ("fsdp2", "fsdp1"))
         require_one_of("mesh.sync", self.sync, ("each", "last"))
+        require_one_of("mesh.pp_schedule", self.pp_schedule, tuple(_STAGES_PER_RANK))
         require_one_of("mesh.device", self.device, ("auto", "cuda", "cpu"))
         require_one_of("mesh.sharding_strategy", self.sharding_strategy, SHARDING_STRATEGIES)
         if self.world_size % self.nodes:
             problem = f"must divide the {self.world_size} ranks of {self.label}, got {self.nodes}"
             raise ConfigError("mesh.nodes", problem)
         self._require_meaning()
+        self._require_pipeline()
         if self.fsdp == "fsdp1":
             self._require_fsdp1()
 
     @property
     def world_size(self) -> int:
         """Ranks of the whole trial."""
-        return self.dp_replicate * self.dp_shard * self.tp
+        return self.dp_replicate * self.pp * self.dp_shard * self.tp
 
     @property
     def ranks_per_node(self) -> int:
@@ -83,27 +120,61 @@ class Mesh:
         return self.dp_replicate * self.dp_shard
 
     @property
+    def stages(self) -> int:
+        """Stages of the whole model, over all ranks of `pp`; 1 without a pipeline."""
+        usual = 1 if self.pp_schedule in {"gpipe", "1f1b"} else 2
+        return 1 if self.pp == 1 else self.pp * (self.pp_stages_per_rank or usual)
+
+    @property
+    def splits_backward(self) -> bool:
+        """True if gradients of inputs and of weights are taken in two parts."""
+        return self.pp > 1 and self.pp_schedule in _SPLITTING and self.pp_split_backward
+
+    def coordinate(self, rank: int) -> Coordinate:
+        """Return the place of a rank of the trial."""
+        rest, tp = divmod(rank, self.tp)
+        rest, dp_shard = divmod(rest, self.dp_shard)
+        dp_replicate, pp = divmod(rest, self.pp)
+        return Coordinate(dp_replicate, pp, dp_shard, tp)
+
+    def data_rank(self, rank: int) -> int:
+        """Return the index of a rank's share of the batch; ranks of one `pp` or `tp` group read the same."""
+        at = self.coordinate(rank)
+        return at.dp_replicate * self.dp_shard + at.dp_shard
+
+    def stages_of(self, pp_rank: int) -> tuple[int, ...]:
+        """Return the stages of a rank of `pp`: every `pp`-th, and for `zbv` one going there and one back."""
+        if self.pp_schedule == "zbv":
+            return pp_rank, self.stages - 1 - pp_rank
+        return tuple(range(pp_rank, self.stages, self.pp))
+
+    @property
     def is_sharded(self) -> bool:
         """True if FSDP wraps the model; replicas of a tensor-parallel model are FSDP shards of one."""
         return self.dp_shard > 1 or (self.dp_replicate > 1 and self.tp > 1)
 
     @property
     def label(self) -> str:
-        """The mesh as the presets spell it: `single`, `ddp2`, `hsdp2x2`, `shard2_tp2`."""
+        """The mesh as the presets spell it: `single`, `ddp2`, `hsdp2x2`, `shard2_tp2`, `shard2_pp2`."""
         if self.dp_replicate > 1 and self.dp_shard > 1:
             data = [f"hsdp{self.dp_replicate}x{self.dp_shard}"]
         elif self.dp_replicate > 1:
             data = [f"ddp{self.dp_replicate}"]
         else:
             data = [f"shard{self.dp_shard}"] if self.dp_shard > 1 else []
+        stages = [f"pp{self.pp}"] if self.pp > 1 else []
         tensor = [f"{'sp_' if self.sp else ''}tp{self.tp}"] if self.tp > 1 else []
-        return "_".join(data + tensor) or "single"
+        return "_".join(data + stages + tensor) or "single"
 
     def asked(self) -> dict[str, Any]:
-        """Return all options; one that came later only where it has another value than its default."""
+        """Return all options; one that came later only where it has another value than its default.
+
+        Of a pipeline all its own are returned, so that points of several schedules show which is which.
+        """
         defaults = {field.name: field.default for field in fields(self)}
         options = asdict(self).items()
-        return {name: value for name, value in options if name not in _LATER or value != defaults[name]}
+        later = _LATER if self.pp > 1 else (*_LATER, *_OF_PIPELINES)
+        return {name: value for name, value in options if name not in later or value != defaults[name]}
 
     def _require_meaning(self) -> None:
         """Refuse an option that nothing would read: two trials that differ in it would be one."""
@@ -124,6 +195,33 @@ class Mesh:
                 "use mesh=ddp2",
             )
         self._require_options_of_its_fsdp(changed)
+
+    def _require_pipeline(self) -> None:
+        """Refuse options of a pipeline where there is none, and what its schedule or torch cannot do."""
+        if self.pp == 1:
+            defaults = {field.name: field.default for field in fields(self)}
+            changed = [name for name in _OF_PIPELINES[1:] if getattr(self, name) != defaults[name]]
+            if changed:
+                problem = f"is an option of pipelines, but {self.label} has one stage; use mesh=pp2"
+                raise ConfigError(f"mesh.{changed[0]}", problem)
+            return
+        schedule, asked = self.pp_schedule, self.pp_stages_per_rank
+        fewest, most = _STAGES_PER_RANK[schedule]
+        if asked is not None and not fewest <= asked <= (most or asked):
+            wanted = fewest if most == fewest else f"at least {fewest}"
+            raise ConfigError(
+                "mesh.pp_stages_per_rank", f"must be {wanted} for mesh.pp_schedule={schedule}, got {asked}"
+            )
+        if not self.pp_split_backward and schedule not in _SPLITTING:
+            raise ConfigError(
+                "mesh.pp_split_backward",
+                f"false has no effect: {schedule} takes backward as a whole; leave it at true",
+            )
+        if self.is_sharded and self.fsdp == "fsdp1":
+            raise ConfigError(
+                "mesh.fsdp",
+                "fsdp1 does not compose with pp > 1: torch's stages know fsdp2 and DDP; use mesh.fsdp=fsdp2",
+            )
 
     def _require_options_of_its_fsdp(self, changed: Sequence[str]) -> None:
         """Refuse an option of one FSDP with the other; `changed` are those that have another value."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from harness.measure.memory.storage_history import StorageHistory
 from harness.measure.memory.totals import StepTotals, standing
 from harness.measure.rng import seeded
 from harness.measure.sharding_rules import unseen_sharding_rules
-from harness.measure.trainee import Trainee, Watcher
+from harness.measure.trainee import BackwardPart, Trainee, Watcher
 from harness.measure.work.compiled_graphs import CompiledGraphs, CompiledWork
 from harness.measure.work.counter import work_of
 from harness.records.measured import Allocator, MeasuredMemory, MeasuredWork
@@ -46,6 +46,7 @@ class StepReport:
         history: storages of the step, of which `memory` is the sum.
         operators: operators of the step, of which `work` is the sum.
         compiled: what `work` has besides them; `None` where nothing is compiled.
+        microbatch_bytes: the most activations that one forward of a micro-batch has left.
         live: what the device's allocator should have seen, for `allocator_truth`.
         workspaces: the private memory of operators, or `None` where no probe has looked for it.
     """
@@ -55,6 +56,7 @@ class StepReport:
     history: StorageHistory
     operators: Sequence[RecordedOperator]
     compiled: CompiledWork | None
+    microbatch_bytes: int
     live: LiveTotals
     workspaces: Workspaces | None
 
@@ -109,12 +111,14 @@ def instrument(
         _step(trainee, batch, _Meters(totals=totals, locator=locator))
     history, beyond = totals.history(), compiled()
     work = work_of((each.work for each in recorder.operators), locator.calls, device=device.type)
+    work = replace(work, recomputations=dict(locator.calls_by_asker))
     return StepReport(
         memory=history.memory(),
         work=work if beyond is None else beyond.beside(work),
         history=history,
         operators=recorder.operators,
         compiled=beyond,
+        microbatch_bytes=totals.microbatch_bytes,
         live=totals.live_totals(device.type),
         workspaces=None if probe is None else _workspaces(recorder.ledger),
     )
@@ -230,10 +234,13 @@ class _Meters(Watcher):
     def on_dropped(self) -> None:
         self.totals.on_dropped()
 
-    def enter(self, phase: Phase) -> None:
+    def enter(self, phase: Phase, part: BackwardPart = "input") -> None:
         self.locator.phase = phase
+        self.locator.asked_by = part if phase == "backward" else "forward"
+        if phase == "forward":
+            self.totals.before_forward()
 
-    def on_forward(self, outputs: Any, loss: Tensor) -> None:
+    def on_forward(self, outputs: Any, loss: Tensor | None) -> None:
         self.totals.on_forward((outputs, loss))
 
     def on_backward(self) -> None:

@@ -7,13 +7,16 @@ or a schedule. It tells a `Watcher` of its moments, and the meters are watchers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from harness.measure.work.compiled_graphs import CompiledGraphs
 from strategies.step.position import Phase
+
+BackwardPart = Literal["input", "weight"]
+"""A backward, or its part for the gradient of the input; and its part for the gradients of weights."""
 
 
 class Watcher:
@@ -22,15 +25,17 @@ class Watcher:
     def on_dropped(self) -> None:
         """Note that the gradients of the step before have been dropped."""
 
-    def enter(self, phase: Phase) -> None:
-        """From now on the step does this, until it enters another phase."""
+    def enter(self, phase: Phase, part: BackwardPart = "input") -> None:
+        """From now on the step does this, until it enters another phase; `part` says more of a backward."""
 
-    def on_forward(self, outputs: Any, loss: Tensor) -> None:
+    def on_forward(self, outputs: Any, loss: Tensor | None) -> None:
         """Take what the forward of a micro-batch returns, before its backward.
 
         Args:
-            outputs: those of the model, `None` where they are never whole.
-            loss: what backward starts from: the micro-batch's part of the mean over all of them.
+            outputs: those of the model, `None` where they are never whole; of a stage that is not the last of
+                its pipeline what the next one takes.
+            loss: what backward starts from: the micro-batch's part of the mean over all of them; `None` of a
+                stage that is not the last.
         """
 
     def on_backward(self) -> None:

@@ -99,6 +99,22 @@ def joined(batches: Iterable[Batch]) -> Batch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StageParts:
+    """The parts of a model that only one of its stages has; all others but the blocks are in every stage.
+
+    The model's forward leaves out a part that is `None`: without the first ones its input is what a block
+    takes, and without the last ones it returns what a block gives, of the same shape.
+
+    Fields:
+        first: names of the parts in front of the blocks, children or parameters of the model.
+        last: names of those that follow the blocks.
+    """
+
+    first: tuple[str, ...]
+    last: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
     """A model, described; subclasses add its shape and build it.
 
@@ -213,6 +229,15 @@ class ModelSpec:
         """
         return {}
 
+    def stage_parts(self) -> StageParts:
+        """Return how the model is cut into stages of a pipeline.
+
+        Raises:
+            ConfigError: it cannot be cut.
+        """
+        problem = f"model {self.name!r} cannot be cut into stages: its forward says of no part that it may be"
+        raise ConfigError("mesh.pp", f"{problem} missing; use mesh.pp=1, or model=llama_nano, for example")
+
     def fixed_batch(self, seed: int = 0, device: str = "cpu") -> Batch | None:  # noqa: ARG002 (the default has none)
         """Return the one batch that the model brings itself, or `None` when batches are drawn.
 
@@ -262,6 +287,18 @@ class ModelSpec:
         vocabulary = getattr(self, "vocab_size", tp)
         if "head" in plan and vocabulary % tp:
             raise ConfigError("mesh.tp", f"must divide model.vocab_size, {vocabulary}, got {tp}")
+
+    def check_stages(self, stages: int) -> None:
+        """Refuse to be cut into so many stages, of which each has a block.
+
+        Raises:
+            ConfigError: the model cannot be cut, or has too few blocks.
+        """
+        self.stage_parts()
+        blocks = getattr(self, "n_layers", stages)
+        if blocks < stages:
+            problem = f"makes {stages} stages of {blocks} blocks, which leaves a stage without any"
+            raise ConfigError("mesh.pp", f"{problem}; use fewer ranks or stages, or more model.n_layers")
 
     def check(self, *, sequence_length: int, tp: int) -> None:
         """Refuse what this model cannot do.

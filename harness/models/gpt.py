@@ -17,10 +17,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GPTSpec(DecoderSpec):
-    """A GPT-2 of any size; a token's forward takes L·(8·D² + 4·S·D + 4·D·F) + 2·D·V FLOPs."""
+    """A GPT-2 of any size; a token's forward takes L·(8·D² + 4·S·D + 4·D·F) + 2·D·V FLOPs.
+
+    Fields:
+        tied_head: True where the embedding's weight is the head's too, as in GPT-2.
+    """
+
+    tied_head: bool = True
 
     embedded_by = "dropout"
 
     def build(self) -> nn.Module:
         """Return a `GPT`."""
-        return decoder.GPT(self)
+        return decoder.GPT(self, tied_head=self.tied_head)
+
+    def has_own_head(self) -> bool:
+        """Say if it is not tied."""
+        return not self.tied_head

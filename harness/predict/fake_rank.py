@@ -146,6 +146,11 @@ def _fake_trial(
             "compile", f"{problem}; predict compile=aot_eager, or run the trial, which measures"
         )
     mesh, on = experiment.mesh, torch.device(device)
+    if mesh.pp > 1:
+        problem = (
+            f"the ranks of {mesh.label} hold different bytes, and rank 0, which is predicted, not the most"
+        )
+        raise ConfigError("mesh.pp", f"{problem}; run the trial, which measures every rank")
     fakes = fakes_of(experiment)
     given = batches(experiment, on, dp_rank=0, is_empty=True)
     with _named_errors():

@@ -183,6 +183,8 @@ class MeasuredWork(StepFlops):
             backward; a kernel may leave half of them out.
         uncounted_ops: operators whose FLOPs are in none of these numbers, by name.
         calls: forward calls by block FQN, recomputation included.
+        recomputations: forward calls of all blocks by what asked for them: `forward`; `input`, a backward or
+            its part for the gradient of the input; `weight`, its part for the gradients of weights.
         collectives: number of collectives started on this rank, by phase and name.
         collective_bytes: payload of the collectives on this rank, by phase.
         collectives_repeated: those of them that recomputation started once more, by name, beyond those that
@@ -198,6 +200,7 @@ class MeasuredWork(StepFlops):
     causal_attention_flops: int = 0
     uncounted_ops: dict[str, UncountedOperator] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
+    recomputations: dict[str, int] = field(default_factory=dict)
     collectives: dict[str, dict[str, int]] = field(default_factory=dict)
     collective_bytes: dict[str, dict[str, int]] = field(default_factory=dict)
     collectives_repeated: dict[str, int] = field(default_factory=dict)
@@ -298,6 +301,24 @@ class TrainedModel:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StagesInFlight:
+    """The stages of one rank of a pipeline, and what its schedule holds of them.
+
+    Fields:
+        stages: numbers of the rank's stages.
+        in_flight: the most forwards whose input has no gradient yet.
+        in_flight_weights: the most forwards whose weights have no gradient of it yet; more than `in_flight`
+            where a schedule computes them later.
+        bytes_a_microbatch: the most activations that one forward has left, what it returns included.
+    """
+
+    stages: tuple[int, ...]
+    in_flight: int
+    in_flight_weights: int
+    bytes_a_microbatch: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RankResult:
     """Everything that one rank reports about a trial that ended well."""
 
@@ -305,6 +326,7 @@ class RankResult:
     local_rank: int
     memory: MeasuredMemory
     work: MeasuredWork
+    pipeline: StagesInFlight | None = None
     observation: Observed = field(default_factory=Observed)
     baseline: MeasuredBaseline | None = None
     parity: Parity | None = None

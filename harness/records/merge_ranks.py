@@ -15,6 +15,7 @@ from harness.records.measured import (
     MemoryNumbers,
     PeakBytes,
     RankResult,
+    StagesInFlight,
     StepFlops,
     UncountedOperator,
 )
@@ -50,6 +51,19 @@ class RankMemory(MemoryNumbers):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RankPipeline(StagesInFlight):
+    """The stages of one rank.
+
+    Fields:
+        rank: number of the rank.
+        peak_bytes: highest total on its device during the step, as of `PeakBytes`.
+    """
+
+    rank: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class BaselineMemory(PeakBytes):
     """The twin's bytes, maximum over ranks.
 
@@ -66,9 +80,14 @@ class Memory(MeasuredMemory):
 
     `peak_phase`, `peak_module`, `peak_parts` and `timeline` are those of the rank with the highest peak;
     `largest_saved` and `saved_by_module` those of the rank that saves most. Ties go to the lowest rank.
+
+    Fields:
+        pipeline: the ranks of a pipeline, in order; `None` where there is none. `saved_bytes` is then the
+            most that lived when a forward of any micro-batch had returned.
     """
 
     by_rank: tuple[RankMemory, ...]
+    pipeline: tuple[RankPipeline, ...] | None = None
     predicted_peak_bytes: int | None = None
     baseline: BaselineMemory | None = None
 
@@ -164,6 +183,7 @@ def merge_memory(
         largest_saved=fullest.largest_saved,
         saved_by_module=fullest.saved_by_module,
         by_rank=tuple(_rank_memory(rank) for rank in ranks),
+        pipeline=tuple(map(_rank_pipeline, ranks)) if all(rank.pipeline for rank in ranks) else None,
         predicted_peak_bytes=predicted_peak_bytes,
         baseline=_baseline_memory(_baselines(ranks, is_plain=is_plain)),
     )
@@ -180,6 +200,7 @@ def merge_work(ranks: Sequence[RankResult], *, is_plain: bool) -> Work:
         recomputed_ops=_highest(work.recomputed_ops for work in works),
         uncounted_ops=_merge_uncounted([work.uncounted_ops for work in works]),
         calls=_highest(work.calls for work in works),
+        recomputations=_highest(work.recomputations for work in works),
         collectives=_highest_by_phase([work.collectives for work in works]),
         collective_bytes=_highest_by_phase([work.collective_bytes for work in works]),
         collectives_repeated=_highest(work.collectives_repeated for work in works),
@@ -224,7 +245,7 @@ def merge_parities(parities: Sequence[Parity]) -> Parity:
         first=_merge_first(parts, parities),
         level="tolerance" if "tolerance" in levels else levels[0],
         steps=min(parity.steps for parity in parities),
-        absent=parities[0].absent,
+        absent=_in_all([parity.absent for parity in parities]),
         uncompared=joined(parity.uncompared for parity in parities),
         losses=_means([parity.losses for parity in parities]),
         weightless=merge_weightless([parity.weightless for parity in parities]),
@@ -238,8 +259,8 @@ def merge_parities(parities: Sequence[Parity]) -> Parity:
 
 
 def _means(losses: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Return the mean over ranks of the loss of each step."""
-    return tuple(map(fmean, zip(*losses, strict=True)))
+    """Return the mean of the loss of each step, over the ranks that compute one: those of a last stage."""
+    return tuple(map(fmean, zip(*filter(None, losses), strict=True)))
 
 
 def _merge_first(parts: Mapping[str, PartParity], parities: Sequence[Parity]) -> First | None:
@@ -290,6 +311,12 @@ def _byte_fields(cls: type[MemoryNumbers | Allocator]) -> list[str]:
 def _rank_memory(rank: RankResult) -> RankMemory:
     numbers = {field.name: getattr(rank.memory, field.name) for field in fields(MemoryNumbers)}
     return RankMemory(rank=rank.rank, **numbers)
+
+
+def _rank_pipeline(rank: RankResult) -> RankPipeline:
+    assert rank.pipeline is not None, "all ranks have stages, or none"
+    numbers = {field.name: getattr(rank.pipeline, field.name) for field in fields(StagesInFlight)}
+    return RankPipeline(rank=rank.rank, peak_bytes=rank.memory.peak_bytes, **numbers)
 
 
 def _merge_allocators(allocators: Sequence[Allocator | None]) -> Allocator | None:

@@ -1,4 +1,4 @@
-"""Assembly of one model, in one visible order: build, shard, chunk, compile, AC, distribute."""
+"""Assembly of one model, in one visible order: build, shard, cut, chunk, compile, AC, distribute."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from harness.models.base import Batch, LossFunction
 from harness.records.measured import TrainedModel
 from harness.trial import checkpoint_errors, forward_errors
 from harness.trial.build import Build
-from harness.trial.compilation import alike, compile_model
+from harness.trial.compilation import Backend, alike, compile_model
 from harness.trial.optimizers import optimizer_of
 from harness.trial.parallel import distribute, loss_context, split_tensors, unreduced
+from harness.trial.pipeline import Pipeline
 from harness.trial.plain_model import PlainModel
 from harness.trial.planned_step import planned_step
-from strategies import CallSite, LossInputs, Observation
+from harness.trial.stages import Stage, Stages, between_stages, cut
+from strategies import CallSite, LossInputs, Observation, PlannedStep, Strategy
 from strategies.regions.blocks import find_blocks, submodule
 from strategies.regions.region import regions
 from strategies.shard.model.shard_plan import ShardPlan
@@ -51,6 +53,7 @@ class Assembled:
         trained: what the record says of the model before any strategy.
         compiled: what the compiler made of the model; `None` where nothing is compiled.
         between: makes the scope of all micro-batches of a step but the last.
+        pipeline: runs the stages of this rank, which `model` holds; `None` where the model is whole.
     """
 
     model: nn.Module
@@ -67,6 +70,7 @@ class Assembled:
     trained: TrainedModel
     compiled: CompiledGraphs | None = None
     between: Callable[[], AbstractContextManager[Any]] = nullcontext
+    pipeline: Pipeline | None = None
 
     def forward(self, batch: Batch) -> tuple[Any, Tensor]:
         """Return the model's outputs, `None` where it has the loss, and the scalar loss.
@@ -94,12 +98,15 @@ class Assembled:
             return outputs, loss.to_local() if isinstance(loss, DTensor) else loss
 
     def step(self, batch: Batch, watcher: Watcher) -> None:
-        """Accumulate the gradients of a batch, one micro-batch after the other.
+        """Accumulate the gradients of a batch, one micro-batch after the other or as a schedule orders them.
 
         Raises:
             ConfigError, RuntimeError: as of `forward` and `backward`.
         """
         *others, last = batch.parts()
+        if self.pipeline is not None:
+            self.pipeline.step([*others, last], watcher, self.autocast)
+            return
         for part in others:
             with self.between():
                 forward_and_backward(self, part, watcher, microbatches=len(others) + 1)
@@ -150,24 +157,119 @@ def assemble(
     Raises:
         StrategyError: a strategy does not fit the model.
     """
-    mesh, ac, inputs = experiment.mesh, experiment.ac, sample.inputs
-    build = build or Build.of(experiment, inputs, device)
+    mesh = experiment.mesh
+    build = build or Build.of(experiment, sample.inputs, device)
     backend = build.backends.of(experiment, inductor=inductor)
     plain = PlainModel.of(experiment, device)
-    model, units = plain.model, plain.units
-    # a variant may name its blocks by class; reports then name these
-    classes: tuple[str, ...] = getattr(ac, "module_classes", ())
-    blocks = find_blocks(model, layers_fqn="", module_classes=classes) if classes else units
     trained = plain.as_trained(experiment)
+    is_cut = mesh.pp > 1 and not is_dense
+    passed_on = between_stages(plain, experiment.model.stage_parts(), sample) if is_cut else None
 
     # shard
+    model = plain.model
     if not is_dense:
         model = split_tensors(model, experiment, devices, build.sharding)
 
-    # chunk, as is planned for the step that the trial takes, or was for a model like this one
-    step = planned_step(experiment, plain, sample, device)
+    # cut, and from here on everything is done to each stage, with fewer blocks under their old names
+    stages = [Stage(index=0, model=model, units=plain.units)]
+    if is_cut:
+        assert devices is not None, "a pipeline has several ranks"
+        parts, pp_rank = experiment.model.stage_parts(), devices.get_local_rank("pp")
+        stages = cut(replace(plain, model=model), parts, mesh, pp_rank)
     key = f"{alike(experiment)}, dense" if is_dense else alike(experiment)
-    model = experiment.chunk.for_step(step, build.chunks, key).apply(model, inputs)
+    made = [
+        _made(
+            experiment,
+            replace(plain, model=stage.model, units=stage.units),
+            sample if passed_on is None or not stage.index else replace(sample, inputs=(passed_on,)),
+            devices=devices,
+            backend=backend,
+            chunks=partial(experiment.chunk.for_step, plans=build.chunks, key=key),
+            device=device,
+        )
+        for stage in stages
+    ]
+
+    model = made[0].model if len(made) == 1 else Stages([each.model for each in made])
+    pipeline = None
+    if passed_on is not None and devices is not None:
+        pipeline = Pipeline(
+            {stage.index: each.model for stage, each in zip(stages, made, strict=True)},
+            mesh=mesh,
+            group=devices["pp"].get_group(),
+            device=device,
+            microbatches=experiment.microbatches,
+            sample=sample,
+            between=passed_on,
+            loss=plain.loss,
+        )
+    site = made[0].site
+    return Assembled(
+        model=model,
+        call=model if site is None else site,
+        observe=partial(_observe, experiment, made, build.sharding if experiment.is_sharded else None),
+        blocks={fqn: block for each in made for fqn, block in each.blocks.items()},
+        checkpointed={fqn: block for each in made for fqn, block in each.checkpointed.items()},
+        optimizer=optimizer_of(experiment, model),
+        loss=plain.loss,
+        has_loss=made[0].has_loss,
+        autocast=plain.precision.autocast,
+        context=nullcontext if is_dense else loss_context(mesh),
+        # with original parameters on the host, FSDP1 adds to the gradients of the step before where they were
+        # dropped, and says nothing (measured: gradient norms 0.368 for 0.133 in the second step)
+        drops_gradients=not (mesh.fsdp == "fsdp1" and mesh.cpu_offload and mesh.use_orig_params),
+        trained=trained,
+        compiled=backend.graphs if experiment.is_compiled else None,
+        between=partial(unreduced, model) if mesh.sync == "last" else nullcontext,
+        pipeline=pipeline,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Made:
+    """A model, or a stage of one, with everything on it.
+
+    Fields:
+        model: the outermost module.
+        site: a region around the call of the model, where there is one.
+        blocks, checkpointed, has_loss: as of `Assembled`.
+    """
+
+    model: nn.Module
+    site: CallSite | None
+    blocks: Mapping[str, nn.Module]
+    checkpointed: Mapping[str, nn.Module]
+    has_loss: bool
+
+
+def _made(
+    experiment: Experiment,
+    plain: PlainModel,
+    sample: Batch,
+    *,
+    devices: DeviceMesh | None,
+    backend: Backend,
+    chunks: Callable[[PlannedStep], Strategy],
+    device: torch.device,
+) -> _Made:
+    """Chunk, compile, recompute and distribute a model, or a stage of one, in place.
+
+    Args:
+        experiment: the description.
+        plain: the model or stage, with its own blocks.
+        sample: a micro-batch as it takes it.
+        devices: the device mesh; `None` for one rank.
+        backend: compiles.
+        chunks: returns the chunk variant for a step.
+        device: device of this rank.
+    """
+    model, units, ac, inputs = plain.model, plain.units, experiment.ac, sample.inputs
+    # a variant may name its blocks by class; reports then name these
+    classes: tuple[str, ...] = getattr(ac, "module_classes", ())
+    blocks = find_blocks(model, layers_fqn="", module_classes=classes) if classes else units
+
+    # chunk, as is planned for the step that the trial takes, or was for a model like this one
+    model = chunks(planned_step(experiment, plain, sample, device)).apply(model, inputs)
     has_loss = experiment.chunk.has_loss(model)
 
     # compile and AC: regions around compiled blocks, or blocks compiled with their regions
@@ -183,40 +285,34 @@ def assemble(
     model = distribute(model, units, experiment, devices)
     if experiment.wrap_order == "outside_fsdp":
         model = ac.apply(model, inputs)
-    site = ac.call_site(model) if experiment.wrap_order == "call_site" else None
 
     # AC recomputes the modules with regions; without any, or with one around all, reports name the blocks
     chosen = getattr(ac, "labels", None) or regions(model)
     is_of_blocks = not chosen or "" in chosen
-    return Assembled(
+    return _Made(
         model=model,
-        call=model if site is None else site,
-        observe=partial(_observe, experiment, model, site, build.sharding if experiment.is_sharded else None),
+        site=ac.call_site(model) if experiment.wrap_order == "call_site" else None,
         blocks=blocks,
         checkpointed=blocks if is_of_blocks else {fqn: submodule(model, fqn) for fqn in chosen},
-        optimizer=optimizer_of(experiment, model),
-        loss=plain.loss,
         has_loss=has_loss,
-        autocast=plain.precision.autocast,
-        context=nullcontext if is_dense else loss_context(mesh),
-        # with original parameters on the host, FSDP1 adds to the gradients of the step before where they were
-        # dropped, and says nothing (measured: gradient norms 0.368 for 0.133 in the second step)
-        drops_gradients=not (mesh.fsdp == "fsdp1" and mesh.cpu_offload and mesh.use_orig_params),
-        trained=trained,
-        compiled=backend.graphs if experiment.is_compiled else None,
-        between=partial(unreduced, model) if mesh.sync == "last" else nullcontext,
     )
 
 
-def _observe(
-    experiment: Experiment, model: nn.Module, site: CallSite | None, sharding: ShardPlan | None
-) -> Observation:
+def _observe(experiment: Experiment, made: Sequence[_Made], sharding: ShardPlan | None) -> Observation:
     """Return what AC and chunking observed in the latest step, with the plans of all strategies."""
-    of_ac = experiment.ac.observe(model) if site is None else site.observe()
-    of_chunk = experiment.chunk.observe(model)
+    first, *others = (_observe_one(experiment, each) for each in made)
+    for other in others:
+        first = first.joined(other)
+    if sharding is None:
+        return first
+    return replace(first, plan={**(first.plan or {}), "sharding": sharding.as_json()})
+
+
+def _observe_one(experiment: Experiment, made: _Made) -> Observation:
+    """Return what both observed on one model or stage."""
+    of_ac = experiment.ac.observe(made.model) if made.site is None else made.site.observe()
+    of_chunk = experiment.chunk.observe(made.model)
     plans = {**(of_chunk.plan or {}), **(of_ac.plan or {})}  # a plan of both is that of AC
-    if sharding is not None:
-        plans["sharding"] = sharding.as_json()
     return replace(
         of_ac, chunks=of_chunk.chunks, plan=plans or None, unneeded=of_ac.unneeded or of_chunk.unneeded
     )

@@ -40,8 +40,9 @@ class Link:
         steps: optimizer steps to compare.
         tolerance: `None` where all bits must be equal.
         whole: compare gradients and parameters as wholes, which the two place differently.
-        is_dense: each rank of `tp` computes the whole baseline, which no tensor parallel plan splits; nothing
-            is dropped out, because a shard draws other random numbers than the whole.
+        is_dense: each rank of `tp` and `pp` computes the whole baseline, which no tensor parallel plan splits
+            and no pipeline cuts; nothing is dropped out, because a shard or a stage draws other random
+            numbers than the whole.
         inductor: options of `torch._inductor.config` that are set for both.
     """
 
@@ -78,7 +79,7 @@ class Link:
 def chain(experiment: Experiment) -> tuple[Link, ...]:
     """Return what is compared with what; the first link is the variant and its twin.
 
-    The last one, where the mesh has `tp`, is the same for all variants on it.
+    The last one, where the mesh has `tp` or `pp`, is the same for all variants on it.
     """
     if not experiment.is_compiled:
         return (*_to_the_mesh(experiment), *_to_the_dense_model(experiment))
@@ -137,11 +138,15 @@ def _to_the_twin(experiment: Experiment) -> Link:
 
 
 def _to_the_dense_model(experiment: Experiment) -> tuple[Link, ...]:
-    """Return the link to the model that no tensor parallel plan splits; none where ranks share no tensors."""
-    if experiment.mesh.tp == 1:
+    """Return the link to the model that no tensor parallel plan splits and no pipeline cuts, where one does.
+
+    Stages alone change no order in which anything is added: a pipeline is equal to the whole bit for bit.
+    """
+    mesh = experiment.mesh
+    if mesh.tp * mesh.pp == 1:
         return ()
     split = replace(_in_full_precision(experiment.plain()), shard=shard_variants["none"]())
-    tolerance = split.shard.step_tolerance
+    tolerance = None if mesh.world_size == mesh.pp else split.shard.step_tolerance
     return (
         Link(variant=split, baseline=split, steps=_STEPS, tolerance=tolerance, whole=True, is_dense=True),
     )

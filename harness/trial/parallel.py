@@ -35,7 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
-from harness.experiment.mesh import Mesh
+from harness.experiment.mesh import Coordinate, Mesh
 from strategies.estimate.patched import replaced
 from strategies.shard.model.realisation import sum_gradients
 from strategies.shard.model.shard_plan import ShardPlan
@@ -100,13 +100,9 @@ def device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh | None:
     """Return the named device mesh of `mesh`, or `None` for one rank; called once a process."""
     if mesh.world_size == 1:
         return None
-    shape = (mesh.dp_replicate, mesh.dp_shard, mesh.tp)
-    return init_device_mesh(device.type, shape, mesh_dim_names=("dp_replicate", "dp_shard", "tp"))
-
-
-def dp_rank(mesh: Mesh, rank: int) -> int:
-    """Return the data-parallel index of `rank`; tensor-parallel peers read the same share of the batch."""
-    return rank // mesh.tp
+    names = [name for name in Coordinate._fields if name != "pp" or mesh.pp > 1]
+    shape = tuple(getattr(mesh, name) for name in names)
+    return init_device_mesh(device.type, shape, mesh_dim_names=tuple(names))
 
 
 def split_tensors(

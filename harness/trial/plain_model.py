@@ -74,7 +74,7 @@ class PlainModel:
         inputs = "tokens" if spec.reads_tokens() else "samples"
         if spec.fixed_batch(device="meta") is not None:
             inputs = "example rows" if spec.splits_fixed_batch() else "example"
-        is_still = experiment.mesh.tp > 1 and spec.may_drop_out()
+        is_still = experiment.mesh.tp * experiment.mesh.pp > 1 and spec.may_drop_out()
         return TrainedModel(
             elements=made_model.elements_by_dtype(self.model),
             computes_in=made_model.dtype_name(self.precision.computes_in(self.model)),

@@ -124,6 +124,8 @@ class Preflight:
             _CHECKS if isinstance(model, PythonSpec) else _CHECKS.values()
         )
         self._once(deadline_s, check_shape, model, tokens, mesh.tp)
+        if mesh.pp > 1:
+            self._once(deadline_s, _check_stages, model, mesh.stages)
         self._once(deadline_s, check_inputs, model, experiment.data, tokens, experiment.batch_size, mesh.dp)
         if self._reads_data:
             self._once(deadline_s, check_tokens, model, experiment.data, tokens)
@@ -135,6 +137,8 @@ class Preflight:
         batch = experiment.samples_per_forward, tokens
         variant = experiment.ac, is_call_site, Training.of(experiment), batch
         self._once(deadline_s, "check_variant", model, *variant)
+        if mesh.pp > 1:
+            self._once(deadline_s, "check_stages", model, experiment.ac, mesh, batch)
         if mesh.tp > 1:
             self._once(deadline_s, "check_tensor_parallel_plan", model, mesh.tp, batch)
         if experiment.is_sharded:
@@ -188,6 +192,10 @@ def _refusal(check: Callable[..., None], deadline_s: float, model: ModelSpec, *o
 
 def _check_shape(model: ModelSpec, sequence_length: int, tp: int) -> None:
     model.check(sequence_length=sequence_length, tp=tp)
+
+
+def _check_stages(model: ModelSpec, stages: int) -> None:
+    model.check_stages(stages)
 
 
 def _check_inputs(model: ModelSpec, data: DataSpec, sequence_length: int, batch_size: int, dp: int) -> None:

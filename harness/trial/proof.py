@@ -41,7 +41,7 @@ class Prover:
         progress: told the number of steps done, and of all.
         earliest: returns the earliest of the steps that the ranks give; they all call it, with `None` for no
             step.
-        dense: makes a fresh model of an experiment that each rank of `tp` computes as a whole.
+        dense: makes a fresh model of an experiment that each rank of `tp` and `pp` computes as a whole.
         with_inductor: makes a fresh model of an experiment, compiled with these options of Inductor.
         once: returns what a comparison with the dense model gave, which is the same for all variants; it
             calls the function that it is given where nobody knows.
@@ -84,7 +84,8 @@ class Prover:
             count=link.steps,
         )
         control = self._control(link, parity.first)
-        is_named = link.is_dense and control is not None  # on all ranks or on none
+        is_whole = link.variant.mesh.pp == 1  # else nobody calls the modules one after the other
+        is_named = link.is_dense and is_whole and control is not None  # on all ranks or on none
         return replace(
             parity,
             compared=link.compared,
@@ -120,8 +121,9 @@ class Prover:
             )
             for is_dense in (True, False)
         )
-        tp = link.variant.mesh.tp
-        return first_wrong(whole, split, relative=link.tolerance.relative, part=self.rank % tp, parts=tp)
+        mesh = link.variant.mesh
+        part = mesh.coordinate(self.rank).tp
+        return first_wrong(whole, split, relative=link.tolerance.relative, part=part, parts=mesh.tp)
 
     def _control(self, link: Link, first: First | None) -> Parity | None:
         """Return how the plain model compares with itself where the variant differs, before that is blamed.
@@ -145,6 +147,10 @@ class Prover:
         if self.is_sequential or link.is_dense:
             expected = iter([snapshot.to_host() for snapshot in islice(expected, count)])
             actual = (snapshot.to_host() for snapshot in actual)
+        if link.is_dense and link.variant.mesh.pp > 1:  # of the whole model, a rank has its stages
+            own = list(islice(actual, count))
+            expected = (whole.within(stages) for whole, stages in zip(expected, own, strict=True))
+            actual = iter(own)
         return compare_steps(expected, actual, count=count, rank=self.rank, tolerance=accepted_by(link))
 
     def _baseline(self, link: Link) -> Iterator[Snapshot]:
@@ -165,7 +171,7 @@ class Prover:
 
     def _made(self, link: Link, *, is_dense: bool) -> Assembled:
         """Return the dense model of a link, or its variant, neither of which drops anything out."""
-        assert self.dense is not None, "a mesh with tp has a dense model"
+        assert self.dense is not None, "a mesh with tp or pp has a dense model"
         made = (self.dense if is_dense else self.assembled)(link.variant)
         return replace(made, autocast=WithoutDropout)
 

@@ -34,7 +34,7 @@ from harness.trial.batches import batches
 from harness.trial.build import Build
 from harness.trial.compilation import compiling
 from harness.trial.links import Link
-from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
+from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh
 from harness.trial.plan_budget import PLAN_FILE, with_plan
 from harness.trial.proof import Prover
 from harness.trial.shared_proof import SharedProof
@@ -118,7 +118,7 @@ def _run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None) -> R
     with cpu_stands_in_for_cuda(mesh, context.device), compiling(plan.experiment):
         context.phase("build")
         devices = devices or device_mesh(mesh, context.device)
-        batch = batches(plan.experiment, context.device, dp_rank(mesh, context.rank))
+        batch = batches(plan.experiment, context.device, mesh.data_rank(context.rank))
         bench = _Bench(
             plan=plan,
             context=context,
@@ -148,7 +148,8 @@ def _run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None) -> R
             parity = _prove(bench)
             result = replace(result, parity=parity)
             context.keep(encode(result))
-            if plan.experiment.protocol.probes and plan.baseline == "paired":  # else there is no room for two
+            is_asked = plan.experiment.protocol.probes and mesh.pp == 1  # probes call a whole model
+            if is_asked and plan.baseline == "paired":  # else there is no room for two
                 result = replace(result, probes=_probe(bench, parity))
                 context.keep(encode(result))
         context.phase("timing")
@@ -178,6 +179,7 @@ def _measure(
         local_rank=bench.context.local_rank,
         memory=replace(report.memory, allocator=truth),
         work=report.work,
+        pipeline=None if trainee.pipeline is None else trainee.pipeline.shown(report.microbatch_bytes),
         observation=Observed(**asdict(observation)),
         trained=trainee.trained,
     )
@@ -235,7 +237,7 @@ def _prove(bench: _Bench) -> Parity:
         once=partial(_once, context, earliest),
         batch=bench.batch,
         rank=context.rank,
-        dp_rank=dp_rank(experiment.mesh, context.rank),
+        dp_rank=experiment.mesh.data_rank(context.rank),
         is_sequential=bench.plan.baseline == "sequential",
         progress=context.progress,
         earliest=earliest,
@@ -253,7 +255,7 @@ def _probe(bench: _Bench, parity: Parity) -> Probed:
         batch=lambda step: bench.batch(step).parts()[0],
         device=context.device,
         rank=context.rank,
-        dp_rank=dp_rank(experiment.mesh, context.rank),
+        dp_rank=experiment.mesh.data_rank(context.rank),
         earliest=partial(_earliest, context.device),
     )
     with _deterministic(enabled=experiment.protocol.deterministic):

@@ -48,5 +48,5 @@ def warm_up(
 class _Compared(Watcher):
     """Refuses outputs that cannot be compared."""
 
-    def on_forward(self, outputs: Any, loss: Tensor) -> None:  # noqa: ARG002 (a scalar always can)
+    def on_forward(self, outputs: Any, loss: Tensor | None) -> None:  # noqa: ARG002 (a scalar always can)
         require_comparable(outputs)

@@ -13,6 +13,7 @@ from harness.errors import ConfigError
 from harness.experiment.data import empty_source
 from harness.experiment.devices import device_type
 from harness.experiment.experiment import Experiment, name_of
+from harness.experiment.mesh import Mesh
 from harness.experiment.training import Training
 from harness.models.base import Batch, ModelSpec
 from harness.models.parts import made_model
@@ -24,6 +25,7 @@ from harness.trial.plan_sharding import plan_sharding
 from harness.trial.planned_step import planned_step
 from harness.trial.precision import Precision
 from harness.trial.split_check import check_split
+from harness.trial.stages import between_stages, cut
 from strategies import (
     InfeasibleBudget,
     OffersPlans,
@@ -75,6 +77,30 @@ def _require_trainable(model: ModelSpec, built: nn.Module, training: Training) -
     if training.fsdp is not None:
         units = children_of(built, model.layers_fqn) if model.layers_fqn else {}
         require_shardable(built, units, training.fsdp, use_orig_params=training.use_orig_params)
+
+
+def check_stages(model: ModelSpec, ac: Strategy, mesh: Mesh, batch: tuple[int, int]) -> None:
+    """Refuse a model that cannot be cut into the stages of a mesh, and an AC variant that does not fit one.
+
+    Args:
+        model: model of the trial.
+        ac: the variant.
+        mesh: has stages.
+        batch: samples of a micro-batch on one rank, and tokens of each.
+
+    Raises:
+        ConfigError: there are fewer blocks than stages.
+        StrategyError: the variant does not fit a stage.
+    """
+    for rank in range(mesh.pp):
+        built, sample = _without_memory(model, batch)
+        units = children_of(built, model.layers_fqn)
+        plain = PlainModel(
+            model=built, loss=model.loss, precision=Precision(asked="own", casts_buffers=False), units=units
+        )
+        between = between_stages(plain, model.stage_parts(), sample)
+        for stage in cut(plain, model.stage_parts(), mesh, rank):
+            ac.apply(stage.model, (between,) if stage.index else sample.inputs)
 
 
 def check_tensor_parallel_plan(model: ModelSpec, tp: int, batch: tuple[int, int]) -> None:

@@ -36,7 +36,7 @@ from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
 from harness.trial.build import Build
 from harness.trial.links import Link
-from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
+from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh
 from harness.trial.plan_budget import PLAN_FILE, with_plan
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.proof import Prover
@@ -152,7 +152,8 @@ def parity(rank: int, case: Experiment, twin: Experiment | None = None) -> Parit
         case: equal within the tolerance that it declares, if any.
         twin: what it equals bit for bit; `None` for all that a trial is compared with.
     """
-    batch = batches(case, _CPU, dp_rank(case.mesh, rank))
+    batch = batches(case, _CPU, case.mesh.data_rank(rank))
+    sample = batch(0).parts()[0]
     with cpu_stands_in_for_cuda(case.mesh, _CPU), _shared_folder() as folder:
         sample = batch(0).parts()[0]
         plan = sharding_plan(case, sample)
@@ -164,7 +165,7 @@ def parity(rank: int, case: Experiment, twin: Experiment | None = None) -> Parit
             once=_once,
             batch=batch,
             rank=rank,
-            dp_rank=dp_rank(case.mesh, rank),
+            dp_rank=case.mesh.data_rank(rank),
         )
         if twin is None:
             return prover.prove(case)
@@ -256,7 +257,7 @@ def _of_rank_0(make: Callable[[], T]) -> T:
 
 def all_reduces(rank: int, case: Experiment) -> tuple[Counts, Counts]:
     """Return the all-reduces that the plan of `case` promises, and those of a step; FSDP has none."""
-    batch = batches(case, _CPU, dp_rank(case.mesh, rank))(0)
+    batch = batches(case, _CPU, case.mesh.data_rank(rank))(0)
     plan = sharding_plan(case, batch)
     assert plan is not None
     trainee = assemble(case, _CPU, devices_of(case.mesh), batch, build=Build(sharding=plan))
@@ -269,7 +270,7 @@ def all_reduces(rank: int, case: Experiment) -> tuple[Counts, Counts]:
 
 def measured(rank: int, case: Experiment) -> tuple[MeasuredMemory, MeasuredWork]:
     """Return memory and work of a step of `case` on this rank, as a trial measures them."""
-    batch = batches(case, _CPU, dp_rank(case.mesh, rank))
+    batch = batches(case, _CPU, case.mesh.data_rank(rank))
     trainee = assembled(case, batch(0))
     warm_up(trainee, batch)
     report = instrument(trainee, batch(UNMEASURED_STEPS))
@@ -283,7 +284,7 @@ def threads_of(_rank: int) -> int:
 
 def batches_of(rank: int, case: Experiment) -> list[Batch]:
     """Return this rank's share of each parity step's batch."""
-    return list(map(batches(case, _CPU, dp_rank(case.mesh, rank)), range(case.protocol.parity_steps)))
+    return list(map(batches(case, _CPU, case.mesh.data_rank(rank)), range(case.protocol.parity_steps)))
 
 
 def differences(found: Parity) -> list[str]:
@@ -293,7 +294,7 @@ def differences(found: Parity) -> list[str]:
 
 def devices_of(mesh: Mesh) -> DeviceMesh | None:
     """Return the device mesh of `mesh`, made once; the process group stands."""
-    return _devices_of(Mesh(dp_replicate=mesh.dp_replicate, dp_shard=mesh.dp_shard, tp=mesh.tp))
+    return _devices_of(Mesh(dp_replicate=mesh.dp_replicate, pp=mesh.pp, dp_shard=mesh.dp_shard, tp=mesh.tp))
 
 
 @cache  # a rank makes process groups, which have threads, once for each shape

@@ -27,6 +27,9 @@ MODEL = "(model)"
 LOSS = "(loss)"
 OPTIMIZER = "(optimizer)"
 
+ASKERS = ("forward", "input", "weight")
+"""Parts of a step that run forwards of blocks."""
+
 _WRAPPER_PARTS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
 
 
@@ -35,6 +38,9 @@ class Locator(Position, AbstractContextManager["Locator"]):
 
     Attributes:
         calls: forward calls of each block, recomputation included.
+        asked_by: part of the step that asks for forwards now: `forward`, a backward (or its part for the
+            `input`), or the part of a backward for the `weight`.
+        calls_by_asker: forward calls of all blocks by that part.
         wrappings: the functions that it follows.
 
     A reentrant region on CUDA records its graph on the thread of the backward pass, whose sequence numbers
@@ -44,6 +50,8 @@ class Locator(Position, AbstractContextManager["Locator"]):
     def __init__(self, model: nn.Module, blocks: Mapping[str, nn.Module]) -> None:
         super().__init__()
         self.calls = dict.fromkeys(blocks, 0)
+        self.asked_by = ASKERS[0]
+        self.calls_by_asker = dict.fromkeys(ASKERS, 0)
         self._model = model
         self._names = {id(module): _readable(name, model) for name, module in model.named_modules()}
         self._blocks = {id(module): name for name, module in blocks.items()}
@@ -99,6 +107,7 @@ class Locator(Position, AbstractContextManager["Locator"]):
         """Count the call of a block, and have the module executing inside the scope."""
         if id(module) in self._blocks:
             self.calls[self._blocks[id(module)]] += 1
+            self.calls_by_asker[self.asked_by] += 1
         self._inside.append(id(module))
         self._mark()
         try:

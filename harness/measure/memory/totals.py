@@ -44,6 +44,9 @@ def standing(trainee: Trainee, batch: Any) -> tuple[Tensor, ...]:
 class StepTotals:
     """Totals of one step of `trainee`; call each method at its moment of the step.
 
+    Attributes:
+        microbatch_bytes: the most activations that one forward of a micro-batch has left.
+
     Args:
         trainee: what is trained.
         live: the meter, which has been entered.
@@ -58,6 +61,8 @@ class StepTotals:
         self._ends: list[int] = []
         self._saved: list[SavedTensor] = []
         self._numbers: dict[str, set[int]] = {}
+        self._before_bytes = 0
+        self.microbatch_bytes = 0
 
     def start(self, batch: Any) -> None:
         """Enter what stands before the step."""
@@ -71,9 +76,15 @@ class StepTotals:
         """Note that the gradients of the step before have been dropped."""
         self._ends.append(len(self._live.ledger.changes))
 
-    def on_forward(self, returned: tuple[Any, Tensor]) -> None:
+    def before_forward(self) -> None:
+        """Note what lives; call it when the forward of a micro-batch begins."""
+        self._before_bytes = self._live.ledger.total(is_activation)
+
+    def on_forward(self, returned: tuple[Any, Tensor | None]) -> None:
         """Take what a forward has left, if no other has left more; call it when forward has returned."""
         mark_forward(self._live, self._trainee.model, returned)
+        left_bytes = self._live.ledger.total(is_activation) - self._before_bytes
+        self.microbatch_bytes = max(self.microbatch_bytes, left_bytes)
         self._ends.append(len(self._live.ledger.changes))
         self._saved = max(self._saved, _saved_tensors(self._live.ledger), key=_total_bytes)
         lives = enumerate(self._live.ledger.lives)

@@ -60,7 +60,7 @@ class StepParity:
 
     Fields:
         parts: every key of `PARTS`.
-        loss: the variant's.
+        loss: the variant's; `None` on a rank that computes none.
         absent: parts that one of the two does not have, so that they are not compared.
         uncompared: paths of what modules of one of the two hold and nothing can be read of.
         level: `bitwise` or `tolerance`.
@@ -74,7 +74,7 @@ class StepParity:
     parts: Mapping[str, PartParity]
     absent: tuple[str, ...]
     uncompared: tuple[str, ...]
-    loss: float
+    loss: float | None
     level: str
     blocks: Mapping[str, bool]
     not_finite: str | None
@@ -141,7 +141,7 @@ def compare(
         parts={part: _part_parity(found, rank, step) for part, found in findings.items()},
         absent=absent,
         uncompared=joined([expected.uncompared, actual.uncompared]),
-        loss=sum(part.value.item() for part in actual.loss.values()),  # of micro-batches
+        loss=sum(part.value.item() for part in actual.loss.values()) if actual.loss else None,
         level="bitwise" if tolerance is None else "tolerance",
         blocks={fqn: not names.isdisjoint(differing) for fqn, names in expected.blocks.items()},
         not_finite=next((name for name, value in largest.items() if not math.isfinite(value)), None),
@@ -166,7 +166,7 @@ def summarise(compared: Sequence[StepParity]) -> Parity:
         first=first and first_of(merged, compared[first.step].blocks),
         absent=compared[0].absent,
         uncompared=joined(step.uncompared for step in compared),
-        losses=tuple(step.loss for step in compared),
+        losses=tuple(step.loss for step in compared if step.loss is not None),
         weightless=_weightless(compared),
         **merged,
     )

@@ -90,7 +90,8 @@ class Snapshot:
     Fields:
         outputs: what the module returned, flattened: `outputs['logits']`, `outputs[0].scale`; `None` where
             they are never whole. With several micro-batches: `microbatch[0].outputs['logits']`.
-        loss: the scalar loss, as `loss` or `microbatch[0].loss`.
+        loss: the scalar loss, as `loss` or `microbatch[0].loss`; empty on a rank without the last stage of a
+            pipeline.
         gradients: gradients by parameter name, after backward; None where there is none.
         input_gradients: gradients of the inputs that require them, by path.
         buffers: all buffers by name, after backward, also those outside the state dict.
@@ -117,6 +118,15 @@ class Snapshot:
     backward_order: tuple[str, ...] = ()
     blocks: Mapping[str, frozenset[str]] = field(default_factory=dict)
     checkpointed: frozenset[str] = frozenset()
+
+    def within(self, stages: Snapshot) -> Snapshot:
+        """Return what of this step a rank of a pipeline has, whose own step is `stages`."""
+        parts: dict[str, Any] = {
+            part: {name: leaf for name, leaf in leaves.items() if name in (getattr(stages, part) or {})}
+            for part in PARTS
+            if (leaves := getattr(self, part)) is not None
+        }
+        return dataclasses.replace(self, **{**parts, "outputs": stages.outputs and parts["outputs"]})
 
     def to_host(self) -> Snapshot:
         """Return the same with all copies on the host, where the device cannot hold two models."""
@@ -230,9 +240,12 @@ class _Returned(Watcher):
         self.losses: list[Leaves] = []
         self.backward_order: tuple[str, ...] = ()
 
-    def on_forward(self, outputs: Any, loss: Tensor) -> None:
-        if not self.losses:
-            self.backward_order = backward_order(loss, dict(self._model.named_parameters()))
+    def on_forward(self, outputs: Any, loss: Tensor | None) -> None:
+        if not self.backward_order:
+            last = outputs if loss is None else loss
+            self.backward_order = backward_order(last, dict(self._model.named_parameters()))
+        if loss is None:
+            return
         self._outputs.append(None if outputs is None else flatten(outputs, "outputs", whole=self._whole))
         self.losses.append(flatten(loss, "loss"))
 

@@ -24,6 +24,8 @@ _RMSNorm = partial(nn.RMSNorm, eps=1e-5)
 class Decoder(nn.Module):
     """Next-token logits: an embedding, blocks, a norm, and a head.
 
+    A stage of a pipeline has some of the blocks; the first alone has embeddings, the last alone the head.
+
     Args:
         spec: sizes of everything.
         block: returns the next block.
@@ -33,7 +35,9 @@ class Decoder(nn.Module):
         tied_head: True where the embedding's weight is the head's too.
     """
 
+    embedding: nn.Embedding | None
     rotary: Tensor | None
+    norm: nn.Module | None
 
     def __init__(
         self,
@@ -54,40 +58,49 @@ class Decoder(nn.Module):
         self.register_buffer("rotary", rotary, persistent=False)
         initialise(self, n_layers=spec.n_layers)
 
-    def forward(self, tokens_BS: Tensor) -> Tensor:
-        """Return logits of shape (B, S, V)."""
-        positions = self._positions(tokens_BS)
-        x_BSD = self._embed(tokens_BS, positions)
+    def forward(self, given: Tensor) -> Tensor:
+        """Return logits of shape (B, S, V); of a stage that is not the last, what its last block gives.
+
+        Args:
+            given: tokens of shape (B, S); of a stage that is not the first, what the stage before gives,
+                of shape (B, S, D).
+        """
+        positions = self._positions(given)
+        x_BSD = given if self.embedding is None else self._embed(self.embedding, given, positions)
         rotary = () if self.rotary is None else (positions,)
         for layer in self.layers:
             x_BSD = layer(x_BSD, *rotary)
-        x_BSD = self.norm(x_BSD)
+        return x_BSD if self.norm is None else self._logits(self.norm(x_BSD))
+
+    def _logits(self, x_BSD: Tensor) -> Tensor:
+        """Return logits of shape (B, S, V)."""
         if self.head is None:  # a second use of one parameter, not a second name: nothing can untie them
+            assert self.embedding is not None, "a tied head is not cut from its embedding"
             return functional.linear(x_BSD, self.embedding.weight)
         logits_BSV: Tensor = self.head(x_BSD)
         return logits_BSV
 
-    def _positions(self, tokens_BS: Tensor) -> Tensor:
+    def _positions(self, given: Tensor) -> Tensor:
         """Return what positions are read by: a table of shape (S, 2, R), or numbers of shape (S,)."""
         if self.rotary is not None:
-            return self.rotary[: tokens_BS.size(1)]
-        return torch.arange(tokens_BS.size(1), device=tokens_BS.device)
+            return self.rotary[: given.size(1)]
+        return torch.arange(given.size(1), device=given.device)
 
-    def _embed(self, tokens_BS: Tensor, positions: Tensor) -> Tensor:
+    def _embed(self, embedding: nn.Embedding, tokens_BS: Tensor, positions: Tensor) -> Tensor:
         """Return the first block's input of shape (B, S, D)."""
         if self.position is None or self.dropout is None:
-            embedded: Tensor = self.embedding(tokens_BS)
+            embedded: Tensor = embedding(tokens_BS)
             return embedded
-        x_BSD: Tensor = self.dropout(self.embedding(tokens_BS) + self.position(positions))
+        x_BSD: Tensor = self.dropout(embedding(tokens_BS) + self.position(positions))
         return x_BSD
 
 
 class GPT(Decoder):
-    """GPT-2: learned positions, LayerNorm, biased linears, tied head."""
+    """GPT-2: learned positions, LayerNorm, biased linears."""
 
-    def __init__(self, spec: DecoderSpec) -> None:
+    def __init__(self, spec: DecoderSpec, *, tied_head: bool) -> None:
         block, norm = partial(GPTBlock, spec), nn.LayerNorm(spec.width)
-        super().__init__(spec, block=block, norm=norm, rotary=None, tied_head=True)
+        super().__init__(spec, block=block, norm=norm, rotary=None, tied_head=tied_head)
 
 
 class GPTBlock(TransformerBlock):

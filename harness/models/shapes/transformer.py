@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from harness.errors import ConfigError
-from harness.models.base import LanguageModelSpec, ModelSpec, require_divides
+from harness.models.base import LanguageModelSpec, ModelSpec, StageParts, require_divides
 
 _SPLIT_BY_ROW = ("wo", "down")
 
@@ -122,7 +122,9 @@ class DecoderSpec(TransformerSpec, LanguageModelSpec):
         }
         ends = {self.embedded_by: "scattered", "norm": "sequence_gathered"}
         if self.has_own_head():
-            ends = {"embedding": "embedding_to_sequence", "norm": "sequence", "head": "column_from_sequence"}
+            ends |= {"norm": "sequence", "head": "column_from_sequence"}
+            if self.embedded_by == "embedding":
+                ends["embedding"] = "embedding_to_sequence"
         return {**{f"layers.*.{name}": style for name, style in block.items()}, **ends}
 
     def flops_per_token(self, sequence_length: int) -> int:
@@ -132,6 +134,14 @@ class DecoderSpec(TransformerSpec, LanguageModelSpec):
     def longest_sequence(self) -> int:
         """Return the number of positions."""
         return self.max_positions
+
+    def stage_parts(self) -> StageParts:
+        """Return the embeddings, and the norm with the head, which needs a weight of its own."""
+        if not self.has_own_head():
+            problem = f"the head of model {self.name!r} has no weight but that of the embedding"
+            remedy = "and the two are in different stages; use model.tied_head=false"
+            raise ConfigError("mesh.pp", f"{problem}, {remedy}")
+        return StageParts(first=("embedding", "position", "dropout"), last=("norm", "head"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,6 +23,9 @@ from harness.experiment.mesh import SHARDING_STRATEGIES, Mesh
         (Mesh(tp=2, sp=True), "sp_tp2", 2, 1, False),
         (Mesh(dp_shard=2, tp=2, sp=True, loss_parallel=True), "shard2_sp_tp2", 4, 2, True),
         (Mesh(dp_replicate=2, dp_shard=2, tp=2), "hsdp2x2_tp2", 8, 4, True),
+        (Mesh(pp=2), "pp2", 2, 1, False),
+        (Mesh(dp_shard=2, pp=2), "shard2_pp2", 4, 2, True),
+        (Mesh(dp_replicate=2, pp=2, tp=2), "ddp2_pp2_tp2", 8, 2, True),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -32,6 +35,36 @@ def test_what_the_numbers_mean(mesh: Mesh, label: str, world_size: int, dp: int,
 
 def test_ranks_are_spread_over_nodes() -> None:
     assert Mesh(dp_shard=8, nodes=2).ranks_per_node == 4
+
+
+def test_places_of_ranks() -> None:
+    mesh = Mesh(dp_replicate=2, pp=2, dp_shard=2, tp=2)
+    assert [tuple(mesh.coordinate(rank)) for rank in range(16)] == list(itertools.product(range(2), repeat=4))
+    # ranks that differ along pp or tp alone read the same samples
+    assert [mesh.data_rank(rank) for rank in range(16)] == [0, 0, 1, 1, 0, 0, 1, 1, 2, 2, 3, 3, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "stages"),
+    [
+        (Mesh(), [(0,)]),
+        (Mesh(pp=2), [(0,), (1,)]),
+        (Mesh(pp=2, pp_schedule="interleaved"), [(0, 2), (1, 3)]),
+        (Mesh(pp=2, pp_schedule="interleaved", pp_stages_per_rank=3), [(0, 2, 4), (1, 3, 5)]),
+        (Mesh(pp=2, pp_schedule="zero_bubble", pp_stages_per_rank=1), [(0,), (1,)]),
+        (Mesh(pp=3, pp_schedule="zbv"), [(0, 5), (1, 4), (2, 3)]),
+    ],
+    ids=["no pipeline", "one each", "two each", "three each", "one of zero bubble", "there and back"],
+)
+def test_stages_of_ranks(mesh: Mesh, stages: list[tuple[int, ...]]) -> None:
+    assert [mesh.stages_of(rank) for rank in range(mesh.pp)] == stages
+    assert mesh.stages == sum(map(len, stages))
+
+
+def test_a_mesh_without_a_pipeline_says_nothing_of_pipelines() -> None:
+    named = ("pp", "pp_schedule", "pp_stages_per_rank", "pp_split_backward")
+    assert not set(named) & set(Mesh(dp_shard=2).asked())
+    assert set(named) < set(Mesh(pp=2).asked())
 
 
 @given(values.tuples(values.integers(1, 8), values.integers(1, 8), values.integers(1, 8)))
@@ -62,6 +95,23 @@ def test_every_sharding_strategy_has_a_mesh(strategy: str) -> None:
         ({"nodes": 2}, "mesh.nodes: must divide the 1 ranks of single, got 2"),
         ({"nodes": 3, "dp_shard": 2}, "mesh.nodes: must divide the 2 ranks of shard2, got 3"),
         ({"fsdp": "fsdp3"}, "mesh.fsdp: must be one of fsdp2, fsdp1, got 'fsdp3'"),
+        ({"pp": 0}, "mesh.pp: must be at least 1, got 0"),
+        (
+            {"pp_schedule": "dualpipe"},
+            ("mesh.pp_schedule: must be one of gpipe, 1f1b, interleaved, zero_bubble, zbv, got 'dualpipe'"),
+        ),
+        (
+            {"pp": 2, "pp_stages_per_rank": 2},
+            "mesh.pp_stages_per_rank: must be 1 for mesh.pp_schedule=1f1b, got 2",
+        ),
+        (
+            {"pp": 2, "pp_schedule": "interleaved", "pp_stages_per_rank": 1},
+            "mesh.pp_stages_per_rank: must be at least 2 for mesh.pp_schedule=interleaved, got 1",
+        ),
+        (
+            {"pp": 2, "pp_schedule": "zbv", "pp_stages_per_rank": 4},
+            "mesh.pp_stages_per_rank: must be 2 for mesh.pp_schedule=zbv, got 4",
+        ),
         ({"device": "tpu"}, "mesh.device: must be one of auto, cuda, cpu, got 'tpu'"),
         (
             {"sharding_strategy": "ZERO3"},
@@ -127,6 +177,21 @@ def test_refuses_what_is_out_of_range(options: dict[str, object], message: str) 
             (
                 "mesh.sharding_strategy: FULL_SHARD does not fit hsdp2x2; HYBRID_SHARD and "
                 "_HYBRID_SHARD_ZERO2 need dp_replicate > 1 and dp_shard > 1, the others dp_replicate of 1"
+            ),
+        ),
+        (
+            {"pp_schedule": "gpipe"},
+            "mesh.pp_schedule: is an option of pipelines, but single has one stage; use mesh=pp2",
+        ),
+        (
+            {"pp": 2, "pp_split_backward": False},
+            ("mesh.pp_split_backward: false has no effect: 1f1b takes backward as a whole; leave it at true"),
+        ),
+        (
+            {"pp": 2, "dp_shard": 2, "fsdp": "fsdp1"},
+            (
+                "mesh.fsdp: fsdp1 does not compose with pp > 1: torch's stages know fsdp2 and DDP; "
+                "use mesh.fsdp=fsdp2"
             ),
         ),
         (

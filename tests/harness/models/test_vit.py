@@ -65,6 +65,7 @@ def test_a_block_is_torchs_encoder_layer(make_spec: MakeSpec) -> None:
 
 def test_tokens_are_the_class_and_linear_patches_with_their_positions(make_spec: MakeSpec) -> None:
     model = built(spec_of(make_spec))
+    assert model.patches is not None
     nn.init.normal_(model.class_token)
     seen: list[Tensor] = []
     model.layers[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))

@@ -13,7 +13,7 @@ from harness.measure.step import instrument
 from harness.records.measured import MeasuredMemory, MeasuredWork
 from harness.trial.assemble import assemble
 from harness.trial.batches import batches
-from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, dp_rank
+from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh
 from harness.trial.steps import UNMEASURED_STEPS, warm_up
 from strategies import Observation
 
@@ -27,7 +27,7 @@ class MeasuredStep:
 
 def measured_step(experiment: Experiment, devices: DeviceMesh | None = None, rank: int = 0) -> MeasuredStep:
     device = torch.device("cpu")
-    batch = batches(experiment, device, dp_rank(experiment.mesh, rank))
+    batch = batches(experiment, device, experiment.mesh.data_rank(rank))
     with cpu_stands_in_for_cuda(experiment.mesh, device):
         trainee = assemble(experiment, device, devices, batch(0))
         warm_up(trainee, batch)

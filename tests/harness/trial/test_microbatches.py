@@ -21,7 +21,7 @@ from harness.measure.trainee import Watcher, forward_and_backward
 from harness.models.base import Batch, joined
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
-from harness.trial.parallel import cpu_stands_in_for_cuda, dp_rank
+from harness.trial.parallel import cpu_stands_in_for_cuda
 from harness.trial.steps import warm_up
 from tests.parity.cases import assembled, experiment
 from tests.rank_pool import RankPool
@@ -196,7 +196,7 @@ def _against_whole(rank: int, case: Experiment) -> tuple[float, dict[str, Counts
     collectives: dict[str, Counts] = {}
     whole_case = replace(case, microbatches=1, mesh=replace(case.mesh, sync="each"))
     for each in (whole_case, case):
-        batch = batches(each, _CPU, dp_rank(each.mesh, rank))
+        batch = batches(each, _CPU, each.mesh.data_rank(rank))
         trainee = assembled(each, batch(0).parts()[0])
         warm_up(trainee, batch)
         found.append(next(steps(trainee, [batch(2)], seed=0)).gradients)

@@ -24,7 +24,6 @@ from harness.predict.views import view_of
 from harness.trial import plan_budget
 from harness.trial.batches import batches
 from harness.trial.links import Link
-from harness.trial.parallel import dp_rank
 from harness.trial.plan_budget import PLAN_FILE, with_plan
 from harness.trial.steps import warm_up
 from strategies import RunnableStep, StrategyError, chunk_variants
@@ -107,7 +106,7 @@ class Found:
 
 def found(rank: int, planned: Experiment, file: Path) -> Found:
     """Run one planned step and compare two."""
-    batch = batches(planned, _CPU, dp_rank(planned.mesh, rank))
+    batch = batches(planned, _CPU, planned.mesh.data_rank(rank))
     make = partial(cases.assembled, sample=batch(0))
     trainee = make(planned)
     warm_up(trainee, batch)
@@ -125,7 +124,7 @@ def found(rank: int, planned: Experiment, file: Path) -> Found:
 
 def planned_and_run(rank: int, case: Experiment) -> Found:
     with cases._shared_folder() as folder:
-        batch = batches(case, _CPU, dp_rank(case.mesh, rank))
+        batch = batches(case, _CPU, case.mesh.data_rank(rank))
         make = partial(cases.assembled, sample=batch(0))
         planned = with_plan(case, make, batch, folder / PLAN_FILE, device=_CPU)
         return found(rank, planned, folder / PLAN_FILE)

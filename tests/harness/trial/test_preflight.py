@@ -149,6 +149,41 @@ def test_refuses_operators_that_cannot_be_saved(line: str, message: str) -> None
             "mesh=hsdp2x2 batch_size=6": "batch_size: must be a multiple of the 4 data-parallel ranks of "
             "hsdp2x2, got 6",
             "mesh.tp=3": "mesh.tp: must divide model.n_heads, 4, got 3",
+            "mesh=pp2 microbatches=4": "mesh.pp: the head of model 'gpt_nano' has no weight but that of the "
+            "embedding, and the two are in different stages; use model.tied_head=false",
+            "mesh=pp2 microbatches=4 model=mlp": "mesh.pp: model 'mlp' cannot be cut into stages: its forward "
+            "says of no part that it may be missing; use mesh.pp=1, or model=llama_nano, for example",
+            "mesh=pp4 microbatches=4 model=llama_nano mesh.pp_schedule=zbv": "mesh.pp: makes 8 stages of 4 "
+            "blocks, which leaves a stage without any; use fewer ranks or stages, or more model.n_layers",
+            "mesh=pp2 model=llama_nano": "microbatches: must be at least the 2 stages for "
+            "mesh.pp_schedule=1f1b, got 1; use mesh.pp_schedule=gpipe, or more",
+            "mesh=pp4 model=llama_nano mesh.pp_schedule=zero_bubble mesh.pp_stages_per_rank=1 batch_size=9 "
+            "microbatches=9": "microbatches: must be a multiple of the 2 rounds that zero_bubble makes of them "
+            "over 4 ranks, got 9; use a multiple of 4",
+            "mesh=pp2 microbatches=3 model=llama_nano": "microbatches: must divide the 8 samples of a step, "
+            "got 3; make batch_size a multiple of 3",
+            "mesh=pp2 microbatches=4 model=llama_nano wrap_order=call_site ac=full": "wrap_order: mesh.pp=2 "
+            "cuts the model into stages, and call_site makes one region of the whole; use inside_fsdp, or "
+            "mesh.pp=1",
+            "mesh=pp2 microbatches=4 model=llama_nano compile=aot_eager compile_scope=model": "compile: "
+            "mesh.pp=2 cuts the model into stages, and compiled ones have not been measured; use compile=none, "
+            "or mesh.pp=1",
+            "mesh=pp2 microbatches=4 model=llama_nano chunk=budget chunk.fraction=0.5": "chunk: mesh.pp=2 cuts "
+            "the model into stages, and chunk=budget plans the whole; use chunk=none, or mesh.pp=1",
+            "mesh=pp2 microbatches=4 model=llama_nano ac=budget ac.fraction=0.5": "ac: budget plans a step that "
+            "holds one call of each block, and a pipeline holds several; use ac=full or selective_op, or "
+            "mesh.pp=1",
+            "mesh=pp2 mesh.pp_schedule=zbv microbatches=4 model=llama_nano ac=selective_op": "ac: selective_op "
+            "does not suit zbv, whose two parts of a backward ask it twice: torch recomputes such a region "
+            "once; use mesh.pp_split_backward=false or mesh.pp_schedule=1f1b",
+            "mesh=pp2 mesh.pp_schedule=zbv microbatches=4 model=llama_nano ac=full ac.use_reentrant=true": (
+                "ac.use_reentrant: true does not suit zbv, which asks for gradients of inputs by "
+                "autograd.grad; use mesh.pp_split_backward=false or mesh.pp_schedule=1f1b"
+            ),
+            "mesh=pp2 mesh.dp_replicate=2 mesh.pp_schedule=zbv microbatches=4 model=llama_nano": (
+                "mesh.dp_replicate: does not suit zbv: DDP sees no gradients that autograd.grad returns; use "
+                "mesh.pp_split_backward=false or mesh.pp_schedule=1f1b, or mesh.dp_shard"
+            ),
             "mesh=tp2 model=llama_nano model.n_kv_heads=1": "mesh.tp: must divide model.n_kv_heads, 1, got 2",
             "mesh=tp2 model=mlp model.hidden_width=511": "mesh.tp: must divide model.hidden_width, 511, got 2",
             "mesh=tp2 model=hf": "mesh.tp: model 'hf' has no tensor parallel plan, got 2; "

@@ -14,7 +14,6 @@ from harness.measure.step import StepReport, instrument
 from harness.models.base import Batch
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
-from harness.trial.parallel import dp_rank
 from harness.trial.plan_budget import PLAN_FILE, with_plan
 from strategies.ac.budget import Budget
 from strategies.budget.plan import Plan
@@ -59,7 +58,7 @@ class Pair:
 
     def __init__(self, line: str, folder: Path, rank: int = 0) -> None:
         asked = experiment_of(f"{COMPILED} {line}")
-        self.batch = batches(asked, CPU, dp_rank(asked.mesh, rank))
+        self.batch = batches(asked, CPU, asked.mesh.data_rank(rank))
         made = folder / PLAN_FILE
         planned = with_plan(asked, lambda each: assembled(each, self.batch), self.batch, made, device=CPU)
         assert isinstance(planned.ac, Budget)

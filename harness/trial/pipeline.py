@@ -1,0 +1,227 @@
+"""A rank's stages of a pipeline, run by a schedule of `torch.distributed.pipelining`.
+
+Shapes are given and not inferred: torch's own inference asks for gradients by `autograd.grad`, which
+reentrant regions refuse, and takes a step that is no step of the trial. Gradients are not scaled afterwards:
+each micro-batch's loss is its part of the mean, as it is without a pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
+
+from harness.experiment.mesh import Mesh
+from harness.measure.trainee import BackwardPart, Watcher
+from harness.models.base import Batch, LossFunction
+from harness.records.measured import StagesInFlight
+
+_SCHEDULES: Mapping[str, Callable[..., Any]] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero_bubble": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+}
+_OF_ONE_STAGE = ("gpipe", "1f1b")
+
+
+class InFlight(NamedTuple):
+    """The most calls of stages that a rank holds at once, under its schedule.
+
+    Fields:
+        inputs: those whose forward has run, and the gradient of whose input has not been computed.
+        weights: those whose forward has run, and the gradients of whose weights have not been computed.
+    """
+
+    inputs: int
+    weights: int
+
+
+class Pipeline:
+    """The stages of one rank, with the schedule that runs them.
+
+    Args:
+        stages: the rank's stages by number, as they are called: recomputed, sharded, wrapped.
+        mesh: has the schedule.
+        group: ranks of the pipeline.
+        device: device of this rank.
+        microbatches: number of those of a step.
+        sample: a micro-batch.
+        between: what a stage gives the next.
+        loss: function of outputs and a micro-batch.
+    """
+
+    def __init__(
+        self,
+        stages: Mapping[int, nn.Module],
+        *,
+        mesh: Mesh,
+        group: ProcessGroup,
+        device: torch.device,
+        microbatches: int,
+        sample: Batch,
+        between: Tensor,
+        loss: LossFunction,
+    ) -> None:
+        self.stages = tuple(stages)
+        self._loss = loss
+        self._around: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self._parts: Sequence[Batch] = ()
+        self._latest = 0
+        self._watcher = Watcher()
+        given = between.detach().requires_grad_()
+        made = [
+            _Stage(
+                module,
+                index,
+                mesh.stages,
+                device,
+                pipeline=self,
+                input_args=given if index else sample.inputs,
+                output_args=given,  # nobody reads that of the last stage
+                group=group,
+                dw_builder=None if mesh.pp_split_backward else _nothing_left,
+            )
+            for index, module in stages.items()
+        ]
+        self._schedule = _SCHEDULES[mesh.pp_schedule](
+            made[0] if mesh.pp_schedule in _OF_ONE_STAGE else made,
+            n_microbatches=microbatches,
+            loss_fn=self._loss_of_latest,
+            scale_grads=False,
+        )
+        order = self._schedule.pipeline_order[made[0].group_rank]
+        self.in_flight = in_flight(order, is_split=mesh.splits_backward)
+
+    def step(
+        self,
+        parts: Sequence[Batch],
+        watcher: Watcher,
+        around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        """Accumulate the gradients of all micro-batches.
+
+        Args:
+            parts: the micro-batches.
+            watcher: told of what this rank does.
+            around: makes the context in which stages and the loss run.
+
+        Raises:
+            RuntimeError: a stage raises, in its own words.
+        """
+        self._parts, self._watcher, self._around = parts, watcher, around
+        # stages look their micro-batch up: torch would cut what it is given along the first dimension
+        try:
+            self._schedule.step(target=torch.empty(len(parts)), return_outputs=False)
+        finally:
+            self._parts, self._watcher = (), Watcher()
+
+    def shown(self, microbatch_bytes: int) -> StagesInFlight:
+        """Return what a record says of the stages, with the bytes that one forward of them leaves."""
+        return StagesInFlight(
+            stages=self.stages,
+            in_flight=self.in_flight.inputs,
+            in_flight_weights=self.in_flight.weights,
+            bytes_a_microbatch=microbatch_bytes,
+        )
+
+    def forward(self, run: Callable[..., Any], number: int, args: tuple[Any, ...], stage: _Stage) -> Any:
+        """Run the forward of a stage on a micro-batch; the first reads it, the last goes on to the loss."""
+        self._watcher.enter("forward")
+        self._latest = number
+        with _own_words(), self._around():
+            outputs = run(self._parts[number].inputs if stage.is_first else args)
+        if not stage.is_last:
+            self._watcher.on_forward(outputs, None)
+        return outputs
+
+    def backward(self, run: Callable[[], None], part: BackwardPart) -> None:
+        """Run the backward of a stage, or one part of it."""
+        self._watcher.enter("backward", part)
+        with _own_words():
+            run()
+        self._watcher.on_backward()
+
+    def _loss_of_latest(self, outputs: Any, _number: Tensor) -> Tensor:
+        """Return the part of the mean loss that the micro-batch has whose forward has just returned."""
+        with self._around():
+            loss = self._loss(outputs, self._parts[self._latest]) / len(self._parts)
+        self._watcher.on_forward(outputs, loss)
+        return loss
+
+
+def in_flight(order: Sequence[Any], *, is_split: bool) -> InFlight:
+    """Return how many calls of its stages a rank holds at most.
+
+    Args:
+        order: actions of the rank, of torch's schedule; `None` where it waits.
+        is_split: whether gradients of weights come later than those of inputs.
+    """
+    inputs = weights = most_inputs = most_weights = 0
+    for action in order:
+        kind = "" if action is None else action.computation_type.name
+        inputs += (kind == "FORWARD") - (kind in {"FULL_BACKWARD", "BACKWARD_INPUT"})
+        ends = {"FULL_BACKWARD", "BACKWARD_WEIGHT" if is_split else "BACKWARD_INPUT"}
+        weights += (kind == "FORWARD") - (kind in ends)
+        most_inputs, most_weights = max(most_inputs, inputs), max(most_weights, weights)
+    return InFlight(inputs=most_inputs, weights=most_weights)
+
+
+class _Stage(PipelineStage):
+    """A stage that says what it does."""
+
+    def __init__(self, module: nn.Module, index: int, *args: Any, pipeline: Pipeline, **options: Any) -> None:
+        super().__init__(module, index, *args, **options)
+        self._pipeline = pipeline
+
+    def forward_one_chunk(
+        self, number: int, args: tuple[Any, ...], kwargs: Any = None, save_forward_output: bool = True
+    ) -> Any:
+        """Run the forward of one micro-batch."""
+
+        def run(given: tuple[Any, ...]) -> Any:
+            return PipelineStage.forward_one_chunk(self, number, given, kwargs, save_forward_output)
+
+        return self._pipeline.forward(run, number, args, self)
+
+    def backward_one_chunk(
+        self, number: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        """Run the backward of one micro-batch, or compute the gradient of its input."""
+        run = partial(PipelineStage.backward_one_chunk, self, number, loss, full_backward, last_backward)
+        self._pipeline.backward(run, "input")
+
+    def backward_weight_one_chunk(self, number: int, last_backward: bool = False) -> None:
+        """Compute the gradients of weights of one micro-batch."""
+        run = partial(PipelineStage.backward_weight_one_chunk, self, number, last_backward)
+        self._pipeline.backward(run, "weight")
+
+
+def _nothing_left() -> Callable[[], None]:
+    """Return what is to be done for weights after a backward that was taken as a whole."""
+    return lambda: None
+
+
+@contextmanager
+def _own_words() -> Iterator[None]:
+    """Raise what a stage raised; torch raises a list of its tensors."""
+    try:
+        yield
+    except RuntimeError as error:
+        if error.__cause__ is None:
+            raise
+        raise error.__cause__ from None

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from harness.experiment.experiment import Experiment
+from harness.experiment.mesh import Mesh
+from harness.measure.step import instrument
+from harness.measure.trainee import BackwardPart, Watcher
+from harness.models.base import Batch
+from harness.records.measured import StagesInFlight
+from harness.trial.batches import batches
+from harness.trial.pipeline import Pipeline
+from harness.trial.steps import train
+from strategies.step.position import Phase
+from tests.parity import cases
+from tests.rank_pool import RankPool
+
+_CPU = torch.device("cpu")
+
+IN_FLIGHT = [
+    # schedule | ranks | micro-batches | until the gradient of the input | until those of weights
+    ("gpipe", 4, 8, [8, 8, 8, 8], [8, 8, 8, 8]),
+    ("1f1b", 4, 8, [4, 3, 2, 1], [4, 3, 2, 1]),
+    ("interleaved", 4, 8, [11, 9, 7, 5], [11, 9, 7, 5]),
+    ("zero_bubble", 4, 8, [8, 7, 6, 5], [8, 8, 8, 8]),
+    ("gpipe", 2, 4, [4, 4], [4, 4]),
+    ("1f1b", 2, 4, [2, 1], [2, 1]),
+    ("zero_bubble", 2, 4, [4, 3], [4, 4]),
+]
+
+
+@contextmanager
+def _fake_rank(rank: int, ranks: int) -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("schedule", "ranks", "microbatches", "inputs", "weights"), IN_FLIGHT)
+def test_calls_in_flight(
+    schedule: str, ranks: int, microbatches: int, inputs: list[int], weights: list[int]
+) -> None:
+    mesh, found = Mesh(pp=ranks, pp_schedule=schedule), []
+    for rank in range(ranks):
+        with _fake_rank(rank, ranks):
+            pipeline = Pipeline(
+                {index: nn.Linear(1, 1) for index in mesh.stages_of(rank)},
+                mesh=mesh,
+                group=dist.group.WORLD,  # type: ignore[arg-type]  # it is there
+                device=_CPU,
+                microbatches=microbatches,
+                sample=Batch(inputs=(torch.ones(1, 1),), targets=None),
+                between=torch.ones(1, 1),
+                loss=lambda outputs, _batch: outputs.sum(),
+            )
+        found.append(pipeline.in_flight)
+    assert [each.inputs for each in found] == inputs
+    assert [each.weights for each in found] == weights
+
+
+class _Told(Watcher):
+    """Keeps what a step says of itself."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def enter(self, phase: Phase, part: BackwardPart = "input") -> None:
+        self.words.append("F" if phase == "forward" else part[0].upper())
+
+    def on_forward(self, outputs: Any, loss: Tensor | None) -> None:  # noqa: ARG002 (not of interest)
+        self.words.append("-" if loss is None else "loss")
+
+
+def _llama(variant: str, schedule: str, **recipe: Any) -> Experiment:
+    case = cases.experiment(
+        model="llama", mesh=Mesh(pp=2, pp_schedule=schedule, **recipe), variant=variant, batch_size=8,
+        sequence_length=16, microbatches=4,
+    )  # fmt: skip
+    return replace(case, model=replace(case.model, n_layers=8, max_positions=64))  # type: ignore[call-arg]
+
+
+def _told(_rank: int, case: Experiment) -> str:
+    batch = batches(case, _CPU, 0)(0)
+    trainee, told = cases.assembled(case, batch.parts()[0]), _Told()
+    trainee.step(batch, told)
+    return " ".join(told.words)
+
+
+TOLD = [
+    # schedule | a backward in two parts | what the first rank does | what the last rank does
+    ("gpipe", True, "F - F - F - F - I I I I", "F loss F loss F loss F loss I I I I"),
+    ("1f1b", True, "F - F - I F - I F - I I", "F loss I F loss I F loss I F loss I"),
+    (
+        "zero_bubble",
+        True,
+        "F - F - F - F - I W F - I W F - I W F - I W F - I W I W I W I W",
+        "F - F - F loss I F loss I W F - I W F - I W F loss I W F loss I W I W I W W",
+    ),
+]
+
+
+@pytest.mark.parametrize(("schedule", "split", "first", "last"), TOLD)
+def test_a_rank_says_what_it_does(pool2: RankPool, schedule: str, split: bool, first: str, last: str) -> None:
+    assert pool2.run(_told, _llama("none", schedule, pp_split_backward=split)) == [first, last]
+
+
+def _measured(_rank: int, case: Experiment) -> tuple[StagesInFlight, int, dict[str, int]]:
+    batch = batches(case, _CPU, 0)
+    trainee = cases.assembled(case, batch(0).parts()[0])
+    train(trainee, batch(0))
+    report = instrument(trainee, batch(1))
+    assert trainee.pipeline is not None
+    stages = trainee.pipeline.shown(report.microbatch_bytes)
+    return stages, report.memory.activation_peak_bytes, report.work.recomputations
+
+
+MEASURED = [
+    # variant | schedule | bytes that a forward leaves | highest activations | block forwards by asker
+    ("none", "gpipe", (285_696, 306_320), (1_159_184, 1_241_672), [(16, 0, 0)] * 2),
+    ("full", "gpipe", (40_704, 61_328), (245_520, 307_400), [(16, 16, 0)] * 2),
+    ("none", "1f1b", (285_696, 306_320), (591_888, 322_724), [(16, 0, 0)] * 2),
+    ("full", "1f1b", (40_704, 61_328), (168_208, 123_428), [(16, 16, 0)] * 2),
+    # the first stage takes its backward as a whole; of the others torch recomputes a block for the input and
+    # for each of its 9 groups of parameters
+    ("full", "zero_bubble", (22_400, 43_024), (964_560, 1_087_712), [(16, 8, 8 + 9 * 8), (16, 16, 9 * 16)]),
+]
+
+
+@pytest.mark.parametrize(("variant", "schedule", "left", "peaks", "forwards"), MEASURED)
+def test_bytes_and_forwards_of_ranks(
+    pool2: RankPool,
+    variant: str,
+    schedule: str,
+    left: tuple[int, int],
+    peaks: tuple[int, int],
+    forwards: list[tuple[int, int, int]],
+) -> None:
+    found = pool2.run(_measured, _llama(variant, schedule))
+    assert tuple(stages.bytes_a_microbatch for stages, _, _ in found) == left
+    assert tuple(peak for _, peak, _ in found) == peaks
+    assert [tuple(counts.values()) for _, _, counts in found] == forwards
