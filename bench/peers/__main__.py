@@ -9,6 +9,7 @@ from bench.output import run_part
 PARTS = {
     "against": "peers of ac=budget: same model, same meters, one run",
     "head_loss": "chunked losses of others beside chunk=budget",
+    "shipped": "what libraries switch on, next to ours",
     "figure": "a figure of what the first part has written",
 }
 

@@ -63,7 +63,8 @@ def _node(name: str, entry: EntryPoint) -> dict[str, Any]:
     if not callable(loaded):
         problem = f"{entry.value!r}, registered as {name!r}, is {type(loaded).__name__}"
         raise ConfigError("ac", f"{problem}; register a function of a model, or a Strategy class")
-    return {"name": "python", "factory": entry.value, "kwargs": None, "digest": None}
+    function = {"factory": entry.value, "kwargs": None, "digest": None}
+    return {"name": "python", **function, "registered": name}
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

@@ -16,6 +16,7 @@ from strategies.written import file_text
 if TYPE_CHECKING:
     from torch import nn
 
+    from strategies.regions.kept_modules import Within
     from strategies.regions.operator_names import SaveList
     from strategies.regions.region import Region, RegionCallSite
 
@@ -217,6 +218,7 @@ class Recomputing(ActivationCheckpointing):
                 early_stop=self.early_stop,
                 use_reentrant=self.use_reentrant,
                 save_list=save_list,
+                within=self._within(),
                 rewind=rewind.Rewind(generators=latest_states) if self.rewind else None,
             )
             if not self.offload:
@@ -226,6 +228,10 @@ class Recomputing(ActivationCheckpointing):
         return make
 
     def _save_list(self) -> SaveList | None:
+        return None
+
+    def _within(self) -> Within | None:
+        """Return what says when one region keeps the results of its save list; `None` for always."""
         return None
 
 

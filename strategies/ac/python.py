@@ -31,11 +31,13 @@ class Python(Foreign):
         kwargs: further arguments of the function, by name; null for none.
         digest: start of the SHA-256 of its module and of the user's modules that this imports, which tells
             trials of one name apart; `None`: as they are now.
+        registered: name by which a package registers the function, which tables show; `None` for none.
     """
 
     factory: str = ""
     kwargs: dict[str, Any] | None = field(default=None, hash=False)
     digest: str | None = None
+    registered: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse what names no function, and arguments without names."""

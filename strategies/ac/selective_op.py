@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from strategies.ac.base import Recomputing
 from strategies.base import Observation, RunnableStep, StrategyError
 from strategies.budget.export import operator_modules
-from strategies.regions import operator_names
+from strategies.regions import blocks, kept_modules, operator_names, region
 from strategies.regions.presets import check_names, is_known
+from strategies.regions.recomputation import Recomputation
 from strategies.written import file_text
 from strategies.written.heavy_operators import rules_of
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from strategies.regions.operator_names import SaveList
+    from strategies.regions.region import RegionCallSite
 
 
 _USUAL = ("matmul", "conv", "attention")
@@ -44,6 +46,8 @@ class SelectiveOp(Recomputing):
             (`aten.mm.default`), or the name of a preset (`modalities`, `torchtitan`).
         matmul_recompute_every: recompute the saved matmuls k, 2k, ... of each block call, k >= 2;
             0 recomputes none; `None` leaves it to the preset, and is 0 for a list.
+        keep: patterns of names of modules inside a block (`*.attn`, which holds all in it, `*.attn.*`): named
+            operators outside of these modules are recomputed; empty for none.
 
     A result that is written in place, by the block or after it, is not kept: its operator runs again, so
     that a GRU, whose cells write to their products, keeps none of them.
@@ -59,6 +63,7 @@ class SelectiveOp(Recomputing):
 
     save_ops: Any = _USUAL  # a name or a list of names; OmegaConf has no such union
     matmul_recompute_every: int | None = None
+    keep: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse save lists that torch cannot follow, and operators that this build of torch lacks."""
@@ -74,9 +79,43 @@ class SelectiveOp(Recomputing):
         given = self.save_ops
         names = given if isinstance(given, str) else tuple(str(name) for name in given or ())
         object.__setattr__(self, "save_ops", names)
+        patterns: Any = self.keep
+        is_list = isinstance(patterns, Sequence) and not isinstance(patterns, str)
+        if not is_list or not all(isinstance(each, str) and each for each in patterns):
+            raise StrategyError("ac.keep", f"must be a list of patterns of module names, got {patterns!r}")
+        object.__setattr__(self, "keep", tuple(patterns))
         check_names(names, self.matmul_recompute_every)
         if not is_known(names):
             self._save_list()  # refuses what this build of torch does not have
+
+    def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:
+        """Return `model`, with a region around each block, and around each module that `keep` matches.
+
+        Raises:
+            StrategyError: as of every variant, or a pattern matches nothing.
+        """
+        enclosed = Recomputing.apply(self, model, sample)
+        found = blocks.find_blocks(model, layers_fqn=self.layers_fqn, module_classes=self.module_classes)
+        for block in found.values() if self.keep else ():
+            around = region.region_of(block)
+            recomputing = around.inner if isinstance(around, region.Around) else around
+            assert isinstance(recomputing, Recomputation)
+            assert recomputing.within is not None
+            inner = kept_modules.MatchingModule(within=recomputing.within, block=recomputing)
+            for module in self._matching(block).values():
+                region.enclose(module, inner, holds_call=False)
+        return enclosed
+
+    def call_site(self, model: nn.Module) -> RegionCallSite:
+        """Return a callable that runs `model` as one region.
+
+        Raises:
+            StrategyError: the model is checkpointed already, or modules of blocks are named.
+        """
+        if self.keep:
+            problem = "call_site makes the model one region, and ac.keep names modules inside blocks"
+            raise StrategyError("wrap_order", f"{problem}; use inside_fsdp")
+        return Recomputing.call_site(self, model)
 
     def check_compilation(self, order: str, scope: str) -> None:
         """Refuse regions around compiled code, of which they see no operator (pytorch#161889).
@@ -85,6 +124,8 @@ class SelectiveOp(Recomputing):
             StrategyError: naming the order.
         """
         Recomputing.check_compilation(self, order, scope)
+        if self.keep:
+            raise StrategyError("ac.keep", "names modules whose calls compiled code hides; use compile=none")
         if order == "compile_first":
             raise StrategyError(
                 "compile_order",
@@ -108,6 +149,9 @@ class SelectiveOp(Recomputing):
             StrategyError: an operator or a preset that rules have no words for.
         """
         self._refuse_without_words()
+        if self.keep:
+            problem = f"is {list(self.keep)}, which a written file has no words for; leave it out"
+            raise StrategyError("ac.keep", problem)
         names = (self.save_ops,) if isinstance(self.save_ops, str) else self.save_ops
         unknown = next((name for name in names if name not in _FAMILIES), None)
         if unknown is not None:
@@ -123,5 +167,23 @@ class SelectiveOp(Recomputing):
         rules = rules_of(operators, lambda each: each.can_be_kept and each.family in families)
         return file_text.rules_file(rules, **header)
 
+    def _check_blocks(self, model: nn.Module, chosen: dict[str, nn.Module]) -> None:
+        """Refuse patterns that match nothing, and matching modules whose forward no region can hold."""
+        Recomputing._check_blocks(self, model, chosen)  # noqa: SLF001 (its own)
+        names = {
+            fqn: [name for name, _ in blocks.plain_named_modules(block)] for fqn, block in chosen.items()
+        }
+        kept_modules.refuse_unmatched(self.keep, names)
+        for fqn, block in chosen.items():
+            matching = self._matching(block)
+            region.refuse_own_forward({f"{fqn}.{name}": module for name, module in matching.items()})
+
+    def _matching(self, block: nn.Module) -> dict[str, nn.Module]:
+        modules = dict(blocks.plain_named_modules(block))
+        return {name: modules[name] for name in kept_modules.matching(self.keep, modules)}
+
     def _save_list(self) -> SaveList | None:
         return operator_names.resolve(self.save_ops, self.matmul_recompute_every)
+
+    def _within(self) -> kept_modules.Within | None:
+        return kept_modules.Within() if self.keep else None

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from strategies.regions.kept_modules import Within
 from strategies.regions.kept_results import Keeping, KeptResults, Returning
 from strategies.regions.operator_names import Operator, SaveList
 
 
 def selective_contexts(
-    save_list: SaveList, fired: set[str]
+    save_list: SaveList, fired: set[str], within: Within | None = None
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """Return the contexts of forward and of recomputation for one call of one region.
 
@@ -23,8 +24,9 @@ def selective_contexts(
     Args:
         save_list: what is kept; every `save_list.recompute_every`-th counted matmul is not.
         fired: receives the entries of `save_list` that an operator of forward matches.
+        within: keeps only while forward is in a matching module; `None` keeps everywhere.
     """
-    choice = _Choice(save_list, fired)
+    choice = _Choice(save_list, fired, within)
     if not _is_traced():
         results, operators = KeptResults(), save_list.operators
         return Keeping(results, operators, choice.keeps), Returning(results, operators)
@@ -37,8 +39,8 @@ def selective_contexts(
 class _Choice:
     """Says of each operator of one region call whether its result is kept."""
 
-    def __init__(self, save_list: SaveList, fired: set[str]) -> None:
-        self._save_list, self._fired = save_list, fired
+    def __init__(self, save_list: SaveList, fired: set[str], within: Within | None) -> None:
+        self._save_list, self._fired, self._within = save_list, fired, within
         self._counted = {
             False: 0,
             True: 0,
@@ -46,6 +48,8 @@ class _Choice:
 
     def keeps(self, operator: Operator, *, is_recompute: bool = False) -> bool:
         """Say whether the result of the next call of `operator` is kept."""
+        if self._within is not None and not self._within.depth:
+            return False
         save_list = self._save_list
         entries = save_list.entries_of(operator)
         if not entries:

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from strategies.base import Observation
+from strategies.regions.kept_modules import Within
 from strategies.regions.operator_names import SaveList
 from strategies.regions.own_parameters import with_own_parameters
 from strategies.regions.policy import selective_contexts
@@ -30,6 +31,7 @@ class Recomputation:
         early_stop: end a recomputation when the last needed tensor is there (not reentrant).
         use_reentrant: the older implementation, which runs forward without autograd.
         save_list: operators whose outputs are kept; `None` keeps none.
+        within: keeps them only while forward is in a matching module of the block; `None` keeps all.
         rewind: the state that a recomputation finds as forward did; `None` leaves it as it is by then.
         fired: entries of `save_list` that an operator in forward has matched, in any step.
         asks_for_parameters: refuse other parameters than forward's; false where the body does that.
@@ -39,6 +41,7 @@ class Recomputation:
     early_stop: bool
     use_reentrant: bool
     save_list: SaveList | None = None
+    within: Within | None = None
     rewind: Rewind | None = None
     fired: set[str] = field(default_factory=set)
     asks_for_parameters: bool = True
@@ -47,7 +50,7 @@ class Recomputation:
 
     def __post_init__(self) -> None:
         # made here and not in a call, which a compiler may record
-        self._saving = None if self.save_list is None else _saver(self.save_list, self.fired)
+        self._saving = None if self.save_list is None else _saver(self.save_list, self.fired, self.within)
         self._hooks = {"respect_saved_tensors_hooks": False} if selective_takes_hooks() else {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -177,11 +180,11 @@ def _apart(output: Any, inputs: list[Any]) -> Any:
     return without_graph(output)
 
 
-def _saver(save_list: SaveList, fired: set[str]) -> Callable[[], Any]:
+def _saver(save_list: SaveList, fired: set[str], within: Within | None) -> Callable[[], Any]:
     """Return the `context_fn` of a save list: a function, because a compiler copies what a partial holds."""
 
     def saving() -> Any:
-        return selective_contexts(save_list, fired)
+        return selective_contexts(save_list, fired, within)
 
     return saving
 

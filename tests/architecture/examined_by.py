@@ -182,6 +182,7 @@ EXAMINED_BY = {
     "strategies/regions/remat.py": "tests/strategies/ac/test_torch_remat.py",
     "strategies/regions/host_copies.py": "tests/strategies/ac/test_offload.py",
     "strategies/regions/offload_kinds.py": "tests/strategies/regions/test_offloading.py",
+    "strategies/regions/kept_modules.py": "tests/strategies/ac/test_selective_op.py",
     "strategies/regions/presets.py": "tests/strategies/regions/test_operator_names.py",
     "strategies/regions/recomputation.py": "tests/strategies/ac/test_full.py",
     "strategies/regions/region.py": "tests/strategies/regions/test_blocks.py",

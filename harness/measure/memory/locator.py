@@ -66,6 +66,10 @@ class Locator(Position, AbstractContextManager["Locator"]):
         self._thread = threading.get_ident()
         for owner in _owners_of_forward(self._model):
             self.wrappings.enter(partial(_following, owner, self._follow))
+        for module in self._model.modules():
+            # as `block.forward = partial(checkpoint, block.forward)` sets it, which holds the plain forward
+            if id(module) in self._blocks and "forward" in vars(module):
+                self.wrappings.wrap(module, "forward", partial(self._follow_own, module))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -101,6 +105,11 @@ class Locator(Position, AbstractContextManager["Locator"]):
             return original(module, *args, **kwargs)
         with self._entered(module):
             return original(module, *args, **kwargs)
+
+    def _follow_own(
+        self, module: nn.Module, original: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        return self._follow(lambda _module, *a, **k: original(*a, **k), module, *args, **kwargs)
 
     @contextmanager
     def _entered(self, module: nn.Module) -> Iterator[None]:

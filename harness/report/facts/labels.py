@@ -47,10 +47,13 @@ class Label:
 
 
 def group_name(experiment: ExperimentFields, group: str) -> str:
-    """Return the chosen option of a group; `?` where an experiment, refused early, does not say."""
+    """Return the chosen option of a group; `?` where an experiment, refused early, does not say.
+
+    A function that a package registers has the name that it is registered by.
+    """
     value = experiment.get(group)
     if isinstance(value, Mapping):
-        return str(value.get("name", _UNKNOWN))
+        return str(value.get("registered") or value.get("name", _UNKNOWN))
     return value if isinstance(value, str) else _UNKNOWN
 
 

@@ -48,8 +48,8 @@ def _stored(name: str) -> Any:
 
 def test_a_function_is_ac_python() -> None:
     registered.offer_registered(["-m", "ac=none,half"])
-    node = {"name": "python", "factory": "examples.theirs:every_second", "kwargs": None, "digest": None}
-    assert _stored("half") == node
+    function = {"factory": "examples.theirs:every_second", "kwargs": None, "digest": None}
+    assert _stored("half") == {"name": "python", **function, "registered": "half"}
 
 
 def test_a_class_is_a_variant_with_its_fields() -> None:

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from strategies import StrategyError
+from strategies.ac.full import Full
 from strategies.ac.selective_op import SelectiveOp
 from strategies.regions.presets import PRESETS
-from tests.strategies.toys import Stack, differences, toy, train_step
+from tests.strategies.meters import measure
+from tests.strategies.toys import BATCH, SEQUENCE, WIDTH, Stack, differences, toy, train_step
 
 MODALITIES = PRESETS["modalities"].operators
 
@@ -137,3 +139,75 @@ def test_parity_of_a_model_that_is_evaluated_between_steps() -> None:
         assert differences(train_step(plain), train_step(model)) == []
         with torch.no_grad():
             model(torch.zeros(1, 3, dtype=torch.int64))
+
+
+_UP_FLOPS = 3 * 2 * BATCH * SEQUENCE * WIDTH * 4 * WIDTH  # of three blocks
+_UP_BYTES = 3 * BATCH * SEQUENCE * 4 * WIDTH * 4
+TOKENS = torch.arange(BATCH * SEQUENCE).view(BATCH, SEQUENCE) % 11
+
+
+@pytest.mark.parametrize("keep", [("up",), ("*.up",), ("u*", "norm")], ids=["a name", "a path", "patterns"])
+def test_products_of_named_modules_alone_are_kept(keep: tuple[str, ...]) -> None:
+    model = SelectiveOp(layers_fqn="layers", keep=keep).apply(toy("no_dropout"))
+    assert differences(train_step(toy("no_dropout")), train_step(model)) == []  # type: ignore[arg-type]
+    full = measure(Full(layers_fqn="layers").apply(toy("no_dropout")), TOKENS)
+    named = measure(model, TOKENS)
+    assert full.backward_flops - named.backward_flops == _UP_FLOPS
+    assert named.saved_bytes - full.saved_bytes == _UP_BYTES
+
+
+def test_all_modules_are_as_good_as_none() -> None:
+    costs = [
+        measure(SelectiveOp(layers_fqn="layers", save_ops=("matmul",), keep=keep).apply(toy()), TOKENS)
+        for keep in (("*",), ("qkv", "out", "up", "down"))
+    ]
+    assert costs[0] == costs[1]
+
+
+def test_a_module_that_multiplies_nothing_fires_nothing() -> None:
+    strategy = SelectiveOp(layers_fqn="layers", save_ops=("matmul",), keep=("norm",))
+    model = strategy.apply(toy())
+    train_step(model)
+    assert strategy.observe(model).never_fired == ("matmul",)
+
+
+@pytest.mark.parametrize(
+    ("keep", "act", "message"),
+    [
+        pytest.param(
+            ("*.upp",),
+            lambda strategy: strategy.apply(toy()),
+            "ac.keep: '*.upp' matches no module inside a block; the nearest: 'up', 'out'",
+            id="a typo",
+        ),
+        pytest.param(
+            "up",
+            lambda _strategy: None,
+            "ac.keep: must be a list of patterns of module names, got 'up'",
+            id="a name for a list",
+        ),
+        pytest.param(
+            ("up",),
+            lambda strategy: strategy.call_site(toy()),
+            "wrap_order: call_site makes the model one region, and ac.keep names modules inside blocks; "
+            "use inside_fsdp",
+            id="no blocks",
+        ),
+        pytest.param(
+            ("up",),
+            lambda strategy: strategy.check_compilation("ac_first", "blocks"),
+            "ac.keep: names modules whose calls compiled code hides; use compile=none",
+            id="compiled code",
+        ),
+        pytest.param(
+            ("up",),
+            lambda strategy: strategy.view("file", toy(), ()),
+            "ac.keep: is ['up'], which a written file has no words for; leave it out",
+            id="a written file",
+        ),
+    ],
+)
+def test_what_names_no_modules_is_refused(keep: Any, act: Any, message: str) -> None:
+    with pytest.raises(StrategyError) as error:
+        act(SelectiveOp(layers_fqn="layers", keep=keep))
+    assert str(error.value) == message

@@ -1,4 +1,4 @@
-"""transformers: what its own switch costs, and what is refused."""
+"""transformers: what its own switch costs once `switch_on` has called it, and what is refused."""
 
 from __future__ import annotations
 

@@ -321,6 +321,19 @@ def test_a_forward_that_looks_at_itself_runs_as_it_does_unwatched() -> None:
     assert CheckpointsItself.forward.__closure__[1].cell_contents.__name__ == "forward"  # type: ignore[index]
 
 
+def test_a_forward_on_the_instance_is_a_call_of_its_block() -> None:
+    block, head = nn.Linear(8, 8), nn.Linear(8, 1)
+    model = nn.Sequential(block, head)
+    forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+    block.forward = forward  # type: ignore[method-assign]
+    trainee = Metered(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    batch = Batch(inputs=(torch.ones(4, 8, requires_grad=True),), targets=None)
+    trainee.blocks = {"0": block, "1": head}
+    report = instrument(trainee, batch)
+    assert report.work.calls == {"0": 1, "1": 1}
+    assert block.forward is forward
+
+
 def test_torchtitans_table_of_saved_bytes() -> None:
     class Sum(nn.Module):
         """gate and wq 512 to 512, output 512 to 1024, bias-free, summed."""
