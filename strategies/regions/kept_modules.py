@@ -30,7 +30,7 @@ class MatchingModule:
     """A region around a module that a pattern matches: it says when the block's forward is in it.
 
     Fields:
-        within: of the block.
+        within: the place of the forward of its block.
         block: the region around the block.
     """
 
