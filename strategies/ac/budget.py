@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from strategies.ac.base import ActivationCheckpointing
 from strategies.base import Observation, Partition, RunnableStep, StrategyError
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 _GIB = 1 << 30
 
-_OBJECTIVES = ("flops", "time")
+_OBJECTIVES = ("both", "flops", "time")
 _EXECUTORS = ("eager", "compiled")
-_UNDECIDED: Mapping[str, Any] = MappingProxyType({"objective": "flops", "host_gib": 0.0})
+_UNDECIDED: Mapping[str, Any] = MappingProxyType({"objective": "both", "host_gib": 0.0})
 """What decides how a plan is made, with the values that ask for nothing."""
 
 
@@ -50,7 +50,8 @@ class Budget(ActivationCheckpointing):
     Fields:
         budget_gib: GiB of a rank that the peak of the whole step may reach, above 0.
         fraction: the same as a share of the peak without activation checkpointing, above 0 and at most 1.
-        objective: what is least of what runs again: `flops` or `time`, by the machine's numbers.
+        objective: what is least of what runs again: `flops`, `time` by the machine's numbers, or `both`: of
+            plans of at most a hundredth of a step's FLOPs more than the cheapest, one that is faster.
         host_gib: GiB of host memory, of each rank, in which values may wait for backward, at least 0; 0
             offloads nothing.
         executor: `eager` follows the operators of blocks; `compiled` splits the graphs of compiled blocks,
@@ -66,7 +67,7 @@ class Budget(ActivationCheckpointing):
 
     budget_gib: float | None = None
     fraction: float | None = None
-    objective: str = "flops"
+    objective: str = "both"
     host_gib: float = 0.0
     executor: str = "eager"
     plan_file: str | None = None
@@ -287,7 +288,9 @@ class Budget(ActivationCheckpointing):
         found: Mapping[str, nn.Module] = {}
         of_executor: Callable[[Plan], Plan] = _same
         ways: list[chunked_planning.Way] = []
-        objective: planner.Objective = "time" if self.objective == "time" else "flops"
+        objective = cast("planner.Objective", self.objective)
+        if self.needs_compiler and objective == "both":  # compiled code has no tapes
+            objective = "flops"
         for step in steps:
             modules = self.modules_of(step.model)
             found = modules.blocks

@@ -173,7 +173,7 @@ class Plan:
         lower_bound_autograd_flops: none that runs backward as the step does, and only keeps, moves or makes
             again what backward asks for (see `planning/autograd_bound`); not below `lower_bound_extra_flops`.
         extra_s: seconds of what runs again, of tapes, and of waiting for the host, by the machine's numbers.
-        objective: `flops` or `time`: what is least.
+        objective: `flops` or `time`: what is least; `both` of a faster plan that costs a little more FLOPs.
         executor: who carries it out: `eager`, or `compiled` by partitions of the graphs of blocks.
         model: fingerprint of what the plan was made for: names, numbers of operators, shapes.
         versions: versions that the plan was made with, by name.
@@ -236,7 +236,7 @@ class Plan:
             certificate += f"; {moved} of {most} wait on the host"
         if self.is_plain:
             return f"{certificate}\nthe budget needs nothing: no block keeps less than without a plan"
-        if self.objective == "flops":
+        if self.objective != "time":
             least = self.percent(self.lower_bound_extra_flops)
             in_order = self.percent(self.lower_bound_autograd_flops)
             what = "both budgets" if self.host_budget_bytes else "the budget"

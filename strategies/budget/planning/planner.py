@@ -22,7 +22,16 @@ from strategies.budget.planning.lower_bound import LowerBound
 from strategies.budget.planning.simulation import PLAIN, RANDOM_STATE_BYTES, Effect, peak_bytes, totals_of
 from strategies.step.step_graph import BlockCall, StepGraph, StepOperator
 
-Objective: TypeAlias = Literal["flops", "time"]
+Objective: TypeAlias = Literal["flops", "time", "both"]
+_PRICES = (0.6, 0.2, 0.06)
+"""What the time of a step is worth in its FLOPs where a plan may be dearer to be faster, tried in turn."""
+
+_DEARER = 0.01
+"""Share of a step's FLOPs that such a plan may cost more than the cheapest."""
+
+_WORTH = 0.01
+"""Share of a step's time that it has to spare."""
+
 _ATTEMPTS = 6
 _MOST_NAMED = 4
 """Blocks of one kind that a message names."""
@@ -110,7 +119,7 @@ class Planner:
 
     Args:
         graph: the step.
-        objective: what is least: `flops` or `time`.
+        objective: what is least: `flops`, `time`, or of `both` the time among plans of about as few FLOPs.
         host_bytes: most bytes of values that wait on the host; 0 offloads nothing.
         nests: whether blocks can be groups, whose forward runs again as one.
         is_taped: whether tapes follow the operators of blocks that are not plain.
@@ -174,7 +183,8 @@ class Planner:
         Raises:
             BudgetBelowMinimum: no plan that was found keeps it.
         """
-        chosen = self._choice(budget_bytes)
+        least = self._choice(budget_bytes)
+        chosen = self._faster(least, budget_bytes) if self._objective == "both" else least
         effects = [each.effect for each in chosen]
         return Plan(
             budget_bytes=budget_bytes,
@@ -188,7 +198,7 @@ class Planner:
             extra_flops=sum(effect.flops for effect in effects),
             **self.least_flops(budget_bytes).in_plan(),
             extra_s=sum(effect.seconds for effect in effects),
-            objective=self._objective,
+            objective="flops" if self._objective == "both" and chosen is least else self._objective,
             model=self._model(),
             versions={"torch": torch.__version__},
             blocks=tuple(block for each in chosen for block in self._block_plans(each)),
@@ -240,26 +250,54 @@ class Planner:
             yield _of_call(found, call)
 
     def _choice(self, budget_bytes: int) -> list[Chosen]:
-        """Return the cheapest choice that keeps the budget.
-
-        The model of their bytes is corrected by simulation.
-        """
-        target = budget_bytes
-        for _ in range(_ATTEMPTS):
-            choices = cheapest(self._stages, target, self._host_bytes, self._nests)
-            if choices is None:
-                break
-            chosen = self._chosen(choices)
-            peak = self._peak_bytes(chosen)
-            if peak <= budget_bytes:
-                return chosen
-            target -= peak - budget_bytes
+        """Return the cheapest choice that keeps the budget."""
+        chosen = self._within(budget_bytes, self._stages, self._nests)
+        if chosen is not None:
+            return chosen
         for known in (self._untouched(), self._smallest):
             if self._peak_bytes(known) <= budget_bytes:
                 return known
         raise BudgetBelowMinimum(
             budget_bytes, self.minimum_feasible_bytes, self.bound.minimum_bytes(), self.limits()
         )
+
+    def _within(
+        self, budget_bytes: int, stages: Sequence[Stage], nests: Sequence[Group]
+    ) -> list[Chosen] | None:
+        """Return the cheapest choice that keeps the budget, if the model of bytes has one.
+
+        The model is corrected by simulation.
+        """
+        target = budget_bytes
+        for _ in range(_ATTEMPTS):
+            choices = cheapest(stages, target, self._host_bytes, nests)
+            if choices is None:
+                return None
+            chosen = self._chosen(choices)
+            peak = self._peak_bytes(chosen)
+            if peak <= budget_bytes:
+                return chosen
+            target -= peak - budget_bytes
+        return None
+
+    def _faster(self, least: list[Chosen], budget_bytes: int) -> list[Chosen]:
+        """Return a choice of nearly the FLOPs of the cheapest that spares time; the cheapest where none does.
+
+        Of groups, whose operators run twice and are followed twice, none is tried.
+        """
+        flops, seconds = _work(least)
+        most_s = seconds - _WORTH * self.step_s
+        if most_s < 0 or any(each.option is None for each in least):
+            return least
+        for price in _PRICES:
+            in_flops = price * self.step_flops / max(self.step_s, _TIE)
+            found = self._within(budget_bytes, _priced(self._stages, in_flops), ())
+            if found is None:
+                continue
+            found_flops, found_s = _work(found)
+            if found_flops <= flops + _DEARER * self.step_flops and found_s <= most_s:
+                return found
+        return least
 
     def _choice_of_fewest_bytes(self) -> list[Chosen]:
         """Return the choice of the smallest peak: what fits the fewest bytes of the stages, or nothing."""
@@ -328,6 +366,24 @@ class Planner:
     def _model(self) -> dict[str, str]:
         graph = self._graph
         return {call.fqn: graph.fingerprint(call) for call in graph.calls}
+
+
+def _work(chosen: Sequence[Chosen]) -> tuple[int, float]:
+    """Return FLOPs and seconds on top of a step."""
+    effects = [each.effect for each in chosen]
+    return sum(each.flops for each in effects), sum(each.seconds for each in effects)
+
+
+def _priced(stages: Sequence[Stage], second_in_flops: float) -> list[Stage]:
+    """Return the stages, with costs of which a second is worth so many FLOPs."""
+    known: dict[int, list[Option]] = {}
+    for stage in stages:
+        if id(stage.options) not in known:
+            costs = (each.effect.flops + second_in_flops * each.effect.seconds for each in stage.options)
+            known[id(stage.options)] = [
+                replace(each, cost=cost) for each, cost in zip(stage.options, costs, strict=True)
+            ]
+    return [replace(stage, options=known[id(stage.options)]) for stage in stages]
 
 
 def _unplanned(graph: StepGraph) -> dict[str, str]:

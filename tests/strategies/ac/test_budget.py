@@ -57,7 +57,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "another objective": (
         {"fraction": 0.5, "objective": "bytes"},
-        "ac.objective: must be flops or time, got 'bytes'",
+        "ac.objective: must be both or flops or time, got 'bytes'",
     ),
     "another executor": (
         {"fraction": 0.5, "executor": "lazy"},

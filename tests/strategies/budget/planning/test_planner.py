@@ -48,6 +48,21 @@ def test_of_plans_that_cost_nothing_that_with_the_fewest_tapes_is_taken() -> Non
     assert [sum(not block.plain for block in plan.blocks) for plan in plans] == [2, 4]
 
 
+@pytest.mark.parametrize(("share", "is_faster"), [(0.75, True), (0.85, False), (0.55, False)])
+def test_of_plans_of_about_as_few_flops_a_faster_one_is_taken(share: float, is_faster: bool) -> None:
+    both = Planner(graph(), objective="both")
+    budget = int(share * both.plain_peak_bytes)
+    least, found = planner().plan(budget), both.plan(budget)
+    assert (found.objective == "both") is is_faster
+    if not is_faster:
+        assert found == least
+        return
+    assert found.predicted_peak_bytes <= budget
+    assert found.extra_flops <= least.extra_flops + found.step_flops / 100
+    assert found.extra_s <= least.extra_s - both.step_s / 100
+    assert "no schedule" in found.describe()
+
+
 def test_a_budget_that_needs_nothing_gives_a_plain_plan() -> None:
     plan = planner().plan(planner().plain_peak_bytes)
     assert plan.is_plain
