@@ -413,6 +413,12 @@ class Experiment(Recipe):
                 f"{name_of(self.ac)} does not suit {schedule}, whose two parts of a backward ask it twice"
             )
             raise ConfigError("ac", f"{problem}: torch recomputes such a region once; use {options}")
+        if self.mesh.is_sharded and self.mesh.reshard_after_forward:
+            problem = (
+                f"true does not suit {schedule}: torch looks for the weights of a backward in two parts "
+            )
+            problem += "among those that FSDP has freed, and loses their gradients"
+            raise ConfigError("mesh.reshard_after_forward", f"{problem}; use false, or {options}")
         if self.mesh.dp_replicate > 1 and not self.mesh.is_sharded:
             problem = f"does not suit {schedule}: DDP sees no gradients that autograd.grad returns"
             raise ConfigError("mesh.dp_replicate", f"{problem}; use {options}, or mesh.dp_shard")

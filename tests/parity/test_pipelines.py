@@ -64,3 +64,35 @@ def test_is_equal_to_the_twin_with_dropout_and_to_the_dense_model_without(
         )
         has_last = case.mesh.stages - 1 in case.mesh.stages_of(rank)
         assert bool(parity.losses) == bool(dense.losses) == has_last
+
+
+_WHOLE = {"dp_shard": 2, "reshard_after_forward": False}
+MESHES = [
+    # mesh next to the pipeline | schedule | variant; the first row is one of the default run
+    pytest.param({"dp_shard": 2}, "1f1b", "full", id="full in FSDP units on 1f1b"),
+    *(
+        pytest.param(mesh, schedule, variant, id=f"{variant} {words} on {schedule}", marks=pytest.mark.matrix)
+        for mesh, words, schedule, variant in [
+            ({"dp_shard": 2}, "in FSDP units", "gpipe", "offload"),
+            ({"dp_shard": 2}, "in FSDP units", "interleaved", "nested"),
+            (_WHOLE, "in FSDP units that stay whole", "gpipe", "selective_op"),
+            (_WHOLE, "in FSDP units that stay whole", "zbv", "nested"),
+            (_WHOLE, "in FSDP units that stay whole", "zero_bubble", "full"),
+            (_WHOLE, "in FSDP units that stay whole", "zero_bubble", "none"),
+            ({"dp_replicate": 2}, "below DDP", "interleaved", "full"),
+            ({"tp": 2}, "on shards of tensors", "1f1b", "full"),
+            ({"tp": 2}, "on shards of tensors", "zero_bubble", "none"),
+        ]
+    ),
+]
+
+
+@pytest.mark.parametrize(("mesh", "schedule", "variant"), MESHES)
+def test_pipelines_next_to_other_parallelism(
+    pool4: RankPool, mesh: dict[str, Any], schedule: str, variant: str
+) -> None:
+    case = _case(schedule, variant, mesh=mesh, dropout=0.1)
+    for parity in pool4.run(cases.parity, case):
+        assert not cases.differences(parity)
+        (dense,) = parity.chain
+        assert (parity.level, dense.level) == ("bitwise", "tolerance")

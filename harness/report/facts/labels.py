@@ -15,7 +15,7 @@ ExperimentFields = Mapping[str, Any]
 _VARIANT = ("ac", "chunk", "shard")
 _NAMED = ("model", "data", "protocol")
 _GROUPS = (*_VARIANT, *_NAMED, "mesh")
-_MESH_SIZES = ("dp_replicate", "dp_shard", "tp")
+_MESH_SIZES = ("dp_replicate", "dp_shard", "tp", "pp")
 _OF_THE_CHOICE = ("wrap_order",)
 """Scalar fields that say how a strategy is applied."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from harness.records.parity_result import Parity, joined
 from harness.records.record import Failure, Record
 from harness.report.facts.number_words import printable, shortened
+from harness.report.facts.pipeline_notes import pipeline_notes
 from harness.report.facts.plan_notes import plan_notes
 
 _EXPLAINED = ("inert", "unverified")
@@ -24,6 +25,7 @@ def notes(record: Record) -> Iterator[str]:
     if record.probes is not None:
         yield from (f"probes: {each}" for each in record.probes.notes)
     yield from plan_notes(record)
+    yield from pipeline_notes(record)
     if record.work is not None and record.work.never_fired:
         yield f"never fired: {', '.join(record.work.never_fired)}"
     yield from _remarks(record)

@@ -180,6 +180,15 @@ def test_refuses_operators_that_cannot_be_saved(line: str, message: str) -> None
                 "ac.use_reentrant: true does not suit zbv, which asks for gradients of inputs by "
                 "autograd.grad; use mesh.pp_split_backward=false or mesh.pp_schedule=1f1b"
             ),
+            "mesh=shard2_pp2 mesh.pp_schedule=zbv microbatches=4 model=llama_nano": (
+                "mesh.reshard_after_forward: true does not suit zbv: torch looks for the weights of a backward "
+                "in two parts among those that FSDP has freed, and loses their gradients; use false, or "
+                "mesh.pp_split_backward=false or mesh.pp_schedule=1f1b"
+            ),
+            "mesh=pp2 mesh.sync=last mesh.dp_replicate=2 microbatches=4 model=llama_nano": (
+                "mesh.sync: last has no effect: schedules reduce gradients once, after all micro-batches; leave "
+                "it at each"
+            ),
             "mesh=pp2 mesh.dp_replicate=2 mesh.pp_schedule=zbv microbatches=4 model=llama_nano": (
                 "mesh.dp_replicate: does not suit zbv: DDP sees no gradients that autograd.grad returns; use "
                 "mesh.pp_split_backward=false or mesh.pp_schedule=1f1b, or mesh.dp_shard"
