@@ -365,6 +365,12 @@ class Experiment(Recipe):
             raise ConfigError(
                 "mesh.sync", "last has no effect with one micro-batch; use microbatches=2, or mesh.sync=each"
             )
+        if self.mesh.sync == "last" and self.mesh.is_sharded and self.ac.step_planner is not None:
+            raise ConfigError(
+                "mesh.sync",
+                f"must be each for ac={name_of(self.ac)} with FSDP, got last: a plan counts no unsharded "
+                "gradients that wait for the last micro-batch; or use mesh=ddp2",
+            )
         # the documentation of FullyShardedDataParallel: not "outside no_sync() when using CPU offloading"
         is_offloaded = self.mesh.fsdp == "fsdp1" and self.mesh.cpu_offload
         if is_offloaded and self.mesh.sync == "each" and self.microbatches > 1:

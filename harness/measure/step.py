@@ -24,9 +24,10 @@ from harness.measure.memory.storage_history import StorageHistory
 from harness.measure.memory.totals import StepTotals, standing
 from harness.measure.rng import seeded
 from harness.measure.sharding_rules import unseen_sharding_rules
-from harness.measure.trainee import BackwardPart, Trainee, Watcher
+from harness.measure.trainee import BackwardPart, Trainee, Watcher, forward_and_backward
 from harness.measure.work.compiled_graphs import CompiledGraphs, CompiledWork
 from harness.measure.work.counter import work_of
+from harness.models.base import Batch
 from harness.records.measured import Allocator, MeasuredMemory, MeasuredWork
 from strategies.base import PlansFromStep, RunnableStep
 from strategies.estimate.patched import Wrappings
@@ -139,14 +140,22 @@ def allocator_truth(trainee: Trainee, batch: Any, live: LiveTotals) -> Allocator
 def runnable_step(trainee: Trainee, batch: Any) -> RunnableStep:
     """Return the step that `instrument` watches, for who watches it otherwise.
 
+    Of several micro-batches it is the last one, to whose gradients those of the others have accumulated: none
+    before it holds more, unless gradients are kept unsharded until then.
+
     Args:
         trainee, batch: as of `instrument`, with the step before that it asks for.
     """
     wrappings = Wrappings()
+    *others, last = batch.parts() if isinstance(batch, Batch) else (batch,)
 
     def run() -> None:
         with AsUnwatched(wrappings):
-            _step(trainee, batch)
+            if not others:
+                _step(trainee, batch)
+                return
+            forward_and_backward(trainee, last, _UNWATCHED, microbatches=len(others) + 1)
+            trainee.update()
 
     @contextmanager
     def around() -> Iterator[None]:
@@ -158,7 +167,7 @@ def runnable_step(trainee: Trainee, batch: Any) -> RunnableStep:
         run=run,
         model=trainee.model,
         device=device,
-        standing=standing(trainee, batch),
+        standing=standing(trainee, batch, has_gradients=bool(others)),
         around=around,
         unwrapped=wrappings.lifted,
     )

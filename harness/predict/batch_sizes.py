@@ -46,7 +46,7 @@ def traced_batch_sizes(experiment: Experiment, batch_sizes: Sequence[int]) -> tu
         experiment: one of several that differ in their batch size alone.
         batch_sizes: those of all.
     """
-    some = sorted({size for size in batch_sizes if size > experiment.mesh.dp})
+    some = sorted({size for size in batch_sizes if size > experiment.mesh.dp * experiment.microbatches})
     if len(some) < FEWEST or not follow_from_others(experiment):
         return None
     return some[0], some[len(some) // 2], some[-1]

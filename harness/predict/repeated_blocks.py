@@ -19,6 +19,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -26,7 +28,6 @@ from torch import Tensor, nn
 
 from harness.experiment.experiment import Experiment, name_of
 from harness.measure.memory.storage_history import StorageChange, StorageHistory
-from harness.measure.work.counter import PHASES
 from harness.models.base import ModelSpec
 from harness.predict.step_log import StepLog
 from harness.predict.stretching import Numbered, Numbering, UnlikeError, stretched
@@ -151,11 +152,13 @@ def _by_phase(
 ) -> list[OperatorWork]:
     """Return what a step does, one phase after the other."""
     unnumbered: Numbering[OperatorWork] = Numbering(split=lambda act: (act, None), join=lambda act, _: act)
-    acts: list[OperatorWork] = []
-    for phase in PHASES:
-        few, many = ([act for act in acts_of if act.phase == phase] for acts_of in (shorter, longer))
-        acts += stretched(few, many, further, unnumbered)
-    return acts
+    few_phases, many_phases = (
+        [list(acts) for _, acts in groupby(acts_of, key=attrgetter("phase"))] for acts_of in (shorter, longer)
+    )
+    if len(few_phases) != len(many_phases):
+        raise UnlikeError("a block more adds a phase to the step")
+    phases = zip(few_phases, many_phases, strict=True)
+    return [act for few, many in phases for act in stretched(few, many, further, unnumbered)]
 
 
 def _observation(shorter: Observation, longer: Observation, further: int) -> Observation:

@@ -20,7 +20,7 @@ from harness.predict.hardware import Hardware
 from harness.records.measured import MemoryNumbers
 from strategies import StrategyError
 
-SOLVABLE = ("batch_size", "sequence_length", "model.n_layers", "mesh.dp_shard", "mesh.tp")
+SOLVABLE = ("batch_size", "sequence_length", "model.n_layers", "mesh.dp_shard", "mesh.tp", "microbatches")
 """Fields that can be solved for: the first three for their largest value, the mesh for its smallest."""
 
 MemoryOf: TypeAlias = Callable[[Experiment], MemoryNumbers]
@@ -191,8 +191,8 @@ def _values(experiment: Experiment, field: str) -> _Values:
 
 
 def _batch_size(experiment: Experiment) -> _Values:
-    """Return the batch sizes that data-parallel ranks can share."""
-    unit = experiment.mesh.dp
+    """Return the batch sizes that data-parallel ranks and micro-batches can share."""
+    unit = experiment.mesh.dp * experiment.microbatches
     return _Values(
         known=range(unit, _MOST, unit),
         is_growing=True,
@@ -237,6 +237,19 @@ def _tp(experiment: Experiment) -> _Values:
     return _meshes(experiment, "tp", gcd(*experiment.model.tensor_parallel_sizes().values()))
 
 
+def _microbatches(experiment: Experiment) -> _Values:
+    """Return the numbers of micro-batches that divide a rank's samples."""
+
+    def make(value: int) -> Experiment:
+        # with one there is no time to reduce gradients to choose
+        mesh = replace(experiment.mesh, sync="each") if value == 1 else experiment.mesh
+        return replace(experiment, microbatches=value, mesh=mesh)
+
+    share = experiment.batch_size // experiment.mesh.dp
+    known = [value for value in range(1, share + 1) if share % value == 0]
+    return _Values(known=known, is_growing=False, start=0, make=make)
+
+
 def _meshes(experiment: Experiment, dimension: str, whole: int) -> _Values:
     """Return the sizes of a mesh dimension that divide `whole` and make an experiment that is allowed."""
 
@@ -258,5 +271,5 @@ def _meshes(experiment: Experiment, dimension: str, whole: int) -> _Values:
 
 
 _RANGES: Mapping[str, Callable[[Experiment], _Values]] = dict(
-    zip(SOLVABLE, (_batch_size, _sequence_length, _layers, _dp_shard, _tp), strict=True)
+    zip(SOLVABLE, (_batch_size, _sequence_length, _layers, _dp_shard, _tp, _microbatches), strict=True)
 )

@@ -126,7 +126,8 @@ class Preflight:
         self._once(deadline_s, check_shape, model, tokens, mesh.tp)
         if mesh.pp > 1:
             self._once(deadline_s, _check_stages, model, mesh.stages)
-        self._once(deadline_s, check_inputs, model, experiment.data, tokens, experiment.batch_size, mesh.dp)
+        parts = mesh.dp, experiment.microbatches
+        self._once(deadline_s, check_inputs, model, experiment.data, tokens, experiment.batch_size, parts)
         if self._reads_data:
             self._once(deadline_s, check_tokens, model, experiment.data, tokens)
         if isinstance(model, PythonSpec):
@@ -198,13 +199,28 @@ def _check_stages(model: ModelSpec, stages: int) -> None:
     model.check_stages(stages)
 
 
-def _check_inputs(model: ModelSpec, data: DataSpec, sequence_length: int, batch_size: int, dp: int) -> None:
-    """Refuse what says how data is read that the model does not read, and batches that ranks cannot share."""
+def _check_inputs(
+    model: ModelSpec, data: DataSpec, sequence_length: int, batch_size: int, parts: tuple[int, int]
+) -> None:
+    """Refuse what says how data is read that the model does not read, and batches that cannot be cut.
+
+    Args:
+        model, data, sequence_length, batch_size: of the experiment.
+        parts: data-parallel ranks, and micro-batches of each.
+    """
+    dp, microbatches = parts
     fixed = model.fixed_batch(device="meta")
     if fixed is not None:
-        _check_fixed_batch(data, sequence_length, batch_size, dp)
+        _check_fixed_batch(data, sequence_length, batch_size, dp * microbatches)
         if model.splits_fixed_batch():
-            _check_shares(fixed, dp)
+            _check_shares(fixed, dp, microbatches)
+        elif microbatches > 1:
+            raise ConfigError(
+                "microbatches",
+                f"must be 1 for an example that nobody may cut, got {microbatches}; use "
+                "model.split_example=true where a row of every tensor is a sample, or let the factory give a "
+                "function of the batch size",
+            )
     elif not (isinstance(model, LanguageModelSpec) and model.reads_tokens()):
         _check_own_samples(model.name, data, sequence_length)
 
@@ -246,11 +262,16 @@ def _deadline(parts: tuple[Any, ...], seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
-def _check_fixed_batch(data: DataSpec, sequence_length: int, batch_size: int, dp: int) -> None:
-    """Refuse what says how a batch is drawn where the model's own factory brings it."""
+def _check_fixed_batch(data: DataSpec, sequence_length: int, batch_size: int, parts: int) -> None:
+    """Refuse what says how a batch is drawn where the model's own factory brings it.
+
+    Args:
+        data, sequence_length, batch_size: what says so.
+        parts: what a batch is cut into, over all ranks.
+    """
     usual = Recipe()
     asked = {"sequence_length": (sequence_length, usual.sequence_length)}
-    if usual.batch_size % dp == 0:  # else the mesh asks for another one
+    if usual.batch_size % parts == 0:  # else mesh and micro-batches ask for another one
         asked["batch_size"] = batch_size, usual.batch_size
     for option, (value, default) in asked.items():
         if value != default:
@@ -263,12 +284,15 @@ def _check_fixed_batch(data: DataSpec, sequence_length: int, batch_size: int, dp
         )
 
 
-def _check_shares(example: Batch, dp: int) -> None:
-    """Refuse an example whose rows the data-parallel ranks cannot share."""
+def _check_shares(example: Batch, dp: int, microbatches: int) -> None:
+    """Refuse an example whose rows the data-parallel ranks, and their micro-batches, cannot share."""
     count = example.row_count()
     if count % dp:
         problem = f"the example has {count} rows, which {dp} data-parallel ranks do not divide"
         raise ConfigError("model.split_example", f"{problem}; give another example, or leave it at false")
+    if count // dp % microbatches:
+        problem = f"must divide the {count // dp} rows of the example that a rank has, got {microbatches}"
+        raise ConfigError("microbatches", f"{problem}; give another example, or use 1")
 
 
 def _check_own_samples(name: str, data: DataSpec, sequence_length: int) -> None:

@@ -35,10 +35,15 @@ from strategies.step.ledger import (
 from strategies.step.live_storages import LiveStorages
 
 
-def standing(trainee: Trainee, batch: Any) -> tuple[Tensor, ...]:
-    """Return the plain tensors that stand before a step, but for the gradients of the step before."""
+def standing(trainee: Trainee, batch: Any, *, has_gradients: bool = False) -> tuple[Tensor, ...]:
+    """Return the plain tensors that stand before a step.
+
+    Args:
+        trainee, batch: model and data of the step.
+        has_gradients: the gradients of micro-batches before are among them; those of a step before never are.
+    """
     parts = _standing_by_part(trainee, batch)
-    return tuple(chain.from_iterable(parts[part] for part in parts if part != "gradients"))
+    return tuple(chain.from_iterable(parts[part] for part in parts if has_gradients or part != "gradients"))
 
 
 class StepTotals:

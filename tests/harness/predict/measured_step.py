@@ -29,7 +29,7 @@ def measured_step(experiment: Experiment, devices: DeviceMesh | None = None, ran
     device = torch.device("cpu")
     batch = batches(experiment, device, experiment.mesh.data_rank(rank))
     with cpu_stands_in_for_cuda(experiment.mesh, device):
-        trainee = assemble(experiment, device, devices, batch(0))
+        trainee = assemble(experiment, device, devices, batch(0).parts()[0])
         warm_up(trainee, batch)
         report = instrument(trainee, batch(UNMEASURED_STEPS))
         return MeasuredStep(memory=report.memory, work=report.work, observation=trainee.observe())

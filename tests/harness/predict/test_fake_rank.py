@@ -26,6 +26,7 @@ _ONE_RANK = {
     "without dropout, by another kernel": "model=llama_nano ac=selective_op model.dropout=0",
     "offloading, and SGD": "model=llama_nano ac=offload optimizer=sgd",
     "nested, in half precision": "model=llama_nano ac=nested dtype=bf16",
+    "micro-batches": "model=llama_nano ac=full microbatches=2",
 }
 _MORE_OF_ONE_RANK = {
     "plain": "model=gpt_nano",
@@ -34,6 +35,9 @@ _MORE_OF_ONE_RANK = {
     "around the call": "model=gpt_nano ac=full wrap_order=call_site",
     "chunks": "model=gpt_nano chunk=budget chunk.fraction=0.6",
     "chunks under full AC": "model=gpt_nano chunk=minimum ac=full",
+    "micro-batches in chunks": "model=gpt_nano chunk=budget chunk.fraction=0.8 microbatches=2",
+    "four micro-batches, plain": "model=gpt_nano batch_size=4 microbatches=4",
+    "four micro-batches, offloading": "model=llama_nano ac=offload batch_size=4 microbatches=4",
 }
 
 
@@ -65,6 +69,9 @@ _TWO_RANKS = {
     "replicas": "model=gpt_nano mesh=ddp2 ac=full",
     "shards on the host, and offloading": "model=llama_nano mesh=shard2 mesh.cpu_offload=true ac=offload",
     "tensors": "model=gpt_nano mesh=tp2 ac=full",
+    "shards that wait for the last micro-batch": (
+        "model=llama_nano mesh=shard2 mesh.sync=last microbatches=2 batch_size=4 ac=full"
+    ),
 }
 _MORE_OF_TWO_RANKS = {
     "shards": "model=llama_nano mesh=shard2 ac=selective_op",
@@ -73,9 +80,19 @@ _MORE_OF_TWO_RANKS = {
         "model=llama_nano mesh=shard2 wrap_order=outside_fsdp ac=full dtype=bf16_mixed"
     ),
 }
+_MORE_OF_TWO_RANKS |= {
+    f"{mesh} after {sync} of three micro-batches": (
+        f"model=gpt_nano mesh={mesh} mesh.sync={sync} microbatches=3 batch_size=6 ac=none"
+    )
+    for mesh in ("ddp2", "shard2", "shard2 mesh.fsdp=fsdp1", "shard2 mesh.cpu_offload=true")
+    for sync in ("each", "last")
+}
 _FOUR_RANKS = {
     "replicas of shards": "model=gpt_nano mesh=hsdp2x2 ac=full batch_size=4",
     "shards of tensors": "model=llama_nano mesh=shard2_tp2 ac=selective_layer",
+    "replicas of shards after the last micro-batch": (
+        "model=gpt_nano mesh=hsdp2x2 ac=full mesh.sync=last microbatches=2 batch_size=8"
+    ),
 }
 _VIEWS = pytest.mark.filterwarnings(
     "ignore:FSDP2-wrapped module:UserWarning"

@@ -191,6 +191,7 @@ ON_TWO_RANKS = [
     "sized model.kwargs={rate:0.0} ac=full mesh=shard2 model.split_example=true",
     "by_name model.kwargs={rate:0.0} ac=full mesh=shard2",
     "batch_function model.kwargs={rate:0.0} ac=full mesh=ddp2",
+    "sized model.kwargs={rate:0.0} ac=full mesh=shard2 mesh.sync=last model.split_example=true microbatches=2",
     "dataset model.kwargs={rate:0.0} ac=full mesh=shard2",
 ]
 
@@ -305,6 +306,11 @@ REFUSED = {
     "a row for each sample of the whole example; give a batch function or a dataset with targets instead",
     "sized model.split_example=true mesh=ddp2 mesh.dp_replicate=3 batch_size=9": "model.split_example: the "
     "example has 4 rows, which 3 data-parallel ranks do not divide; give another example, or leave it at false",
+    "sized microbatches=2": "microbatches: must be 1 for an example that nobody may cut, got 2; use "
+    "model.split_example=true where a row of every tensor is a sample, or let the factory give a function of the "
+    "batch size",
+    "sized model.split_example=true microbatches=8": "microbatches: must divide the 4 rows of the example that a "
+    "rank has, got 8; give another example, or use 1",
     "batch_function model.split_example=true": "model.split_example: has no effect: the factory gives no example "
     "inputs; leave it at false",
 }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,8 +24,9 @@ from harness.models.base import Batch, joined
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
 from harness.trial.parallel import cpu_stands_in_for_cuda
+from harness.trial.plan_budget import with_plan
 from harness.trial.steps import warm_up
-from tests.parity.cases import assembled, experiment
+from tests.parity.cases import assembled, experiment, prove
 from tests.rank_pool import RankPool
 
 _CPU = torch.device("cpu")
@@ -181,6 +184,38 @@ _MESHES = {
     "shard2_tp2": Mesh(dp_shard=2, tp=2),
 }
 
+_NEUTRAL = [
+    ("full", "shard2", "last"),
+    ("selective_op", "fsdp1", "last"),
+    ("nested", "ddp2", "each"),
+    ("offload", "shard2", "each"),
+]
+"""A few of the rows of `tests/matrix/test_microbatches.py`."""
+
+
+@pytest.mark.parametrize(("variant", "mesh", "sync"), _NEUTRAL)
+def test_is_bitwise_neutral(variant: str, mesh: str, sync: str, pool2: RankPool) -> None:
+    case = experiment(
+        variant=variant, mesh=replace(_MESHES[mesh], sync=sync), microbatches=2, dropout=0.1, parity_steps=2
+    )
+    assert pool2.run(prove, case) == [[], []]
+
+
+def test_a_plan_holds_for_every_micro_batch(tmp_path: Path) -> None:
+    case = experiment(variant="budget", options={"fraction": 0.9}, microbatches=2)
+    batch = batches(case, _CPU, 0)
+    file = tmp_path / "plan.json"
+    planned = with_plan(
+        case, lambda each: assemble(each, _CPU, None, batch(0).parts()[0]), batch, file, device=_CPU
+    )
+    trainee = assemble(planned, _CPU, None, batch(0).parts()[0])
+    warm_up(trainee, batch)
+    measured, plan = instrument(trainee, batch(2)), json.loads(file.read_text())
+    assert measured.memory.peak_bytes == plan["predicted_peak_bytes"] <= plan["budget_bytes"]
+    assert measured.work.recomputed_flops == 2 * plan["extra_flops"]
+    assert measured.work.calls == {"layers.0": 2, "layers.1": 2}
+
+
 Counts = dict[str, int]
 
 
@@ -310,3 +345,12 @@ def test_reduction_after_each_leaves_the_address_of_a_trial() -> None:
     )
     assert each == {name: value for name, value in last.items() if name != "sync"}
     assert last["sync"] == "last"
+
+
+def test_a_plan_counts_no_gradients_that_wait() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        experiment(variant="budget", mesh=Mesh(dp_shard=2, sync="last"), microbatches=2)
+    assert str(refusal.value) == (
+        "mesh.sync: must be each for ac=budget with FSDP, got last: a plan counts no unsharded gradients "
+        "that wait for the last micro-batch; or use mesh=ddp2"
+    )
