@@ -205,7 +205,7 @@ def _check_inputs(
     """Refuse what says how data is read that the model does not read, and batches that cannot be cut.
 
     Args:
-        model, data, sequence_length, batch_size: of the experiment.
+        model, data, sequence_length, batch_size: fields of the experiment.
         parts: data-parallel ranks, and micro-batches of each.
     """
     dp, microbatches = parts
