@@ -219,6 +219,10 @@ class Experiment(Recipe):
         """Return this experiment with the same sharding, without recomputation and chunks."""
         return dataclasses.replace(self, ac=ac_variants["none"](), chunk=chunk_variants["none"]())
 
+    def on_whole_sequences(self) -> Experiment:
+        """Return this experiment on a mesh whose ranks hold whole sequences."""
+        return dataclasses.replace(self, mesh=self.mesh.without_context())
+
     def uncompiled(self) -> Experiment:
         """Return this experiment with nothing compiled."""
         usual = Recipe()
@@ -347,15 +351,21 @@ class Experiment(Recipe):
     def _require_parts(self) -> None:
         """Refuse parts of sequences and logits that the model, its length or another option does not suit."""
         mesh = self.mesh
-        option = next((f"mesh.{name}" for name in ("sp", "loss_parallel") if getattr(mesh, name)), None)
+        options = {"sp": mesh.sp, "loss_parallel": mesh.loss_parallel, "cp": mesh.cp > 1}
+        option = next((f"mesh.{name}" for name, is_asked in options.items() if is_asked), None)
         if option is None:
             return
+        length = self.sequence_length
+        if mesh.cp > 1:
+            self._require_context()
+            self.model.check_context(sequence_length=length, cp=mesh.cp, cp_method=mesh.cp_method, tp=mesh.tp)
+            length //= mesh.cp
         self.model.check_split(
-            sequence_length=self.sequence_length, tp=mesh.tp, sp=mesh.sp, loss_parallel=mesh.loss_parallel
+            sequence_length=length, tp=mesh.tp, sp=mesh.sp, loss_parallel=mesh.loss_parallel
         )
         if self.is_sharded:
             problem = f"is part of the mesh's own plan, and shard={name_of(self.shard)} makes another"
-            raise ConfigError(option, f"{problem}; use shard=none, or false")
+            raise ConfigError(option, f"{problem}; use shard=none")
         if self.is_compiled:
             raise ConfigError(option, f"runs eagerly alone, got compile={self.compile}; use compile=none")
 
@@ -398,6 +408,9 @@ class Experiment(Recipe):
         if option is not None:
             problem = f"{stages}, which pass on whole sequences and logits"
             raise ConfigError(f"mesh.{option}", f"{problem}; use false, or mesh.pp=1")
+        if mesh.cp > 1:
+            problem = f"{stages}, which take no positions of parts"
+            raise ConfigError("mesh.cp", f"{problem}; use mesh.cp=1, or mesh.pp=1")
         if mesh.sync == "last":
             problem = "last has no effect: schedules reduce gradients once, after all micro-batches"
             raise ConfigError("mesh.sync", f"{problem}; leave it at each")
@@ -441,6 +454,21 @@ class Experiment(Recipe):
                 f"must be a multiple of the {rounds} rounds that {schedule} makes of them over {pp} ranks"
             )
             raise ConfigError("microbatches", f"{problem}, got {count}; use a multiple of {pp}")
+
+    def _require_context(self) -> None:
+        """Refuse what plans a step of whole sequences, or of the rank whose part has the least to read."""
+        if name_of(self.chunk) != "none":
+            raise ConfigError(
+                "mesh.cp",
+                f"must be 1 for chunk={name_of(self.chunk)}, which plans operators and no collectives "
+                f"between them, got {self.mesh.cp}; use chunk=none",
+            )
+        if self.ac.step_planner is not None and self.mesh.cp_method == "ring":
+            raise ConfigError(
+                "mesh.cp_method",
+                f"ring does not suit ac={name_of(self.ac)}, which plans the step of rank 0: in a ring that "
+                "rank reads the fewest keys; use gather or ulysses",
+            )
 
     def _require_ranks_to_shard_over(self) -> None:
         """Refuse sharding of operators on a mesh whose ranks share no tensors."""

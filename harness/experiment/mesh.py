@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from harness.errors import ConfigError, require_at_least, require_one_of
 
+CP_METHODS = ("gather", "ring", "ulysses")
 SHARDING_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 _HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 _FSDP_OPTIONS = ("fsdp", "reshard_after_forward", "cpu_offload", "use_orig_params", "sharding_strategy")
 _TP_OPTIONS = ("sp", "loss_parallel")
-_LATER = (*_TP_OPTIONS, "sync")
+_LATER = (*_TP_OPTIONS, "sync", "cp", "cp_method")
 """Options that came later: a mesh that does not ask for them is the mesh that it was."""
 _STAGES_PER_RANK: Mapping[str, tuple[int, int | None]] = {
     "gpipe": (1, 1),
@@ -35,17 +36,22 @@ class Coordinate(NamedTuple):
     dp_replicate: int
     pp: int
     dp_shard: int
+    cp: int
     tp: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mesh:
-    """The arrangement of ranks as `dp_replicate x pp x dp_shard x tp`, row-major.
+    """The arrangement of ranks as `dp_replicate x pp x dp_shard x cp x tp`, row-major.
 
     Fields:
         dp_replicate: replicas of the (sharded) model; alone it is DDP.
         dp_shard: ranks that share parameters, gradients and optimizer state (FSDP).
         tp: ranks that share every column- and row-parallel linear (Megatron, arXiv:1909.08053).
+        cp: ranks that hold parts of each sequence; they reduce gradients as ranks with other samples do.
+        cp_method: `gather`: each rank gathers all keys and values. `ring`: they are passed on from rank to
+            rank (arXiv:2310.01889). `ulysses`: ranks exchange parts of the sequence for heads
+            (arXiv:2309.14509).
         sp: ranks of `tp` hold the residual in parts of the sequence between those linears (Korthikanti et al.
             2022, arXiv:2205.05198).
         loss_parallel: ranks of `tp` hold logits in parts of the vocabulary, and the loss is computed on them.
@@ -72,6 +78,8 @@ class Mesh:
     dp_replicate: int = 1
     dp_shard: int = 1
     tp: int = 1
+    cp: int = 1
+    cp_method: str = "gather"
     sp: bool = False
     loss_parallel: bool = False
     pp: int = 1
@@ -89,10 +97,11 @@ class Mesh:
 
     def __post_init__(self) -> None:
         """Refuse sizes, words and combinations that make no mesh."""
-        for name in ("dp_replicate", "dp_shard", "tp", "pp", "nodes"):
+        for name in ("dp_replicate", "dp_shard", "tp", "cp", "pp", "nodes"):
             require_at_least(f"mesh.{name}", getattr(self, name), 1)
         require_one_of("mesh.fsdp", self.fsdp, ("fsdp2", "fsdp1"))
         require_one_of("mesh.sync", self.sync, ("each", "last"))
+        require_one_of("mesh.cp_method", self.cp_method, CP_METHODS)
         require_one_of("mesh.pp_schedule", self.pp_schedule, tuple(_STAGES_PER_RANK))
         require_one_of("mesh.device", self.device, ("auto", "cuda", "cpu"))
         require_one_of("mesh.sharding_strategy", self.sharding_strategy, SHARDING_STRATEGIES)
@@ -107,7 +116,7 @@ class Mesh:
     @property
     def world_size(self) -> int:
         """Ranks of the whole trial."""
-        return self.dp_replicate * self.pp * self.dp_shard * self.tp
+        return self.gradient_ranks * self.pp * self.tp
 
     @property
     def ranks_per_node(self) -> int:
@@ -116,8 +125,13 @@ class Mesh:
 
     @property
     def dp(self) -> int:
-        """Ranks that see different data."""
+        """Ranks that see different samples."""
         return self.dp_replicate * self.dp_shard
+
+    @property
+    def gradient_ranks(self) -> int:
+        """Ranks over which gradients are averaged: those with other samples, or other parts of them."""
+        return self.dp * self.cp
 
     @property
     def stages(self) -> int:
@@ -133,14 +147,22 @@ class Mesh:
     def coordinate(self, rank: int) -> Coordinate:
         """Return the place of a rank of the trial."""
         rest, tp = divmod(rank, self.tp)
+        rest, cp = divmod(rest, self.cp)
         rest, dp_shard = divmod(rest, self.dp_shard)
         dp_replicate, pp = divmod(rest, self.pp)
-        return Coordinate(dp_replicate, pp, dp_shard, tp)
+        return Coordinate(dp_replicate, pp, dp_shard, cp, tp)
 
     def data_rank(self, rank: int) -> int:
-        """Return the index of a rank's share of the batch; ranks of one `pp` or `tp` group read the same."""
+        """Return which samples a rank reads, and which part of them: `samples * cp + part`.
+
+        Ranks of one `pp` or `tp` group read the same.
+        """
         at = self.coordinate(rank)
-        return at.dp_replicate * self.dp_shard + at.dp_shard
+        return (at.dp_replicate * self.dp_shard + at.dp_shard) * self.cp + at.cp
+
+    def without_context(self) -> Mesh:
+        """Return the mesh whose ranks hold whole sequences."""
+        return replace(self, cp=1, cp_method="gather")
 
     def stages_of(self, pp_rank: int) -> tuple[int, ...]:
         """Return the stages of a rank of `pp`: every `pp`-th, and for `zbv` one going there and one back."""
@@ -151,7 +173,7 @@ class Mesh:
     @property
     def is_sharded(self) -> bool:
         """True if FSDP wraps the model; replicas of a tensor-parallel model are FSDP shards of one."""
-        return self.dp_shard > 1 or (self.dp_replicate > 1 and self.tp > 1)
+        return self.dp_shard > 1 or (self.gradient_ranks > 1 and self.tp > 1)
 
     @property
     def label(self) -> str:
@@ -164,7 +186,8 @@ class Mesh:
             data = [f"shard{self.dp_shard}"] if self.dp_shard > 1 else []
         stages = [f"pp{self.pp}"] if self.pp > 1 else []
         tensor = [f"{'sp_' if self.sp else ''}tp{self.tp}"] if self.tp > 1 else []
-        return "_".join(data + stages + tensor) or "single"
+        context = [f"cp{self.cp}"] if self.cp > 1 else []
+        return "_".join(data + stages + context + tensor) or "single"
 
     def asked(self) -> dict[str, Any]:
         """Return all options; one that came later only where it has another value than its default.
@@ -182,13 +205,15 @@ class Mesh:
         unread = next((name for name in _TP_OPTIONS if getattr(self, name) and self.tp == 1), None)
         if unread is not None:
             raise ConfigError(f"mesh.{unread}", f"needs mesh.tp above 1, got {self.label}; use mesh=tp2")
+        if self.cp == 1 and self.cp_method != defaults["cp_method"]:
+            raise ConfigError("mesh.cp_method", f"needs mesh.cp above 1, got {self.label}; use mesh=cp2")
         changed = [name for name in _FSDP_OPTIONS if getattr(self, name) != defaults[name]]
         if changed and not self.is_sharded:
             raise ConfigError(
                 f"mesh.{changed[0]}",
                 f"is an option of FSDP, but {self.label} shards nothing; use mesh=shard2",
             )
-        if self.sync != "each" and self.dp == 1:
+        if self.sync != "each" and self.gradient_ranks == 1:
             raise ConfigError(
                 "mesh.sync",
                 f"last needs data-parallel ranks, which reduce gradients, but {self.label} has one; "
@@ -242,6 +267,8 @@ class Mesh:
 
     def _require_fsdp1(self) -> None:
         """Refuse what FSDP1 cannot do on this mesh."""
+        if self.cp > 1:
+            raise ConfigError("mesh.fsdp", "fsdp1 does not compose with cp > 1; use mesh.fsdp=fsdp2")
         if self.tp > 1:
             raise ConfigError("mesh.fsdp", "fsdp1 does not compose with tp > 1; use mesh.fsdp=fsdp2")
         hybrid = self.sharding_strategy in _HYBRID

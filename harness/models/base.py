@@ -300,6 +300,19 @@ class ModelSpec:
             problem = f"makes {stages} stages of {blocks} blocks, which leaves a stage without any"
             raise ConfigError("mesh.pp", f"{problem}; use fewer ranks or stages, or more model.n_layers")
 
+    def check_context(self, *, sequence_length: int, cp: int, cp_method: str, tp: int) -> None:  # noqa: ARG002 (the default refuses any)
+        """Refuse parts of sequences on `cp` ranks where the model, or its length, does not suit them.
+
+        Raises:
+            ConfigError: no attention over parts, or a size that `cp` does not divide.
+        """
+        problem = f"model {self.name!r} has no attention over parts of a sequence, got {cp}"
+        raise ConfigError("mesh.cp", f"{problem}; use 1, or model=llama_nano, for example")
+
+    def sequence_part(self, batch: Batch, part: int, parts: int) -> Batch:
+        """Return a batch with one part of each sequence, of as many, and with what says where it lies."""
+        raise NotImplementedError
+
     def check(self, *, sequence_length: int, tp: int) -> None:
         """Refuse what this model cannot do.
 

@@ -152,10 +152,11 @@ def _fake_trial(
         )
         raise ConfigError("mesh.pp", f"{problem}; run the trial, which measures every rank")
     fakes = fakes_of(experiment)
-    given = batches(experiment, on, dp_rank=0, is_empty=True)
+    rank = _most_loaded(mesh)
+    given = batches(experiment, on, mesh.data_rank(rank), is_empty=True)
     with _named_errors():
         batch = [given(step).changed(_Fakery(fakes, on)) for step in range(UNMEASURED_STEPS + 1)]
-    with _ranks(mesh), cpu_stands_in_for_cuda(mesh, on), _named_errors(), _little_garbage():
+    with _ranks(mesh, rank), cpu_stands_in_for_cuda(mesh, on), _named_errors(), _little_garbage():
         devices = device_mesh(mesh, on)
         sample = batch[0].parts()[0]
         build = Build.of(experiment, sample.inputs, on)
@@ -193,19 +194,27 @@ class _Fakery:
 
 def _warm_up_steps(mesh: Mesh) -> int:
     """Return the steps after which nothing changes: the second has its use under DDP alone."""
-    is_replicated = mesh.dp > 1 and not mesh.is_sharded
+    is_replicated = mesh.gradient_ranks > 1 and not mesh.is_sharded
     return UNMEASURED_STEPS if is_replicated else UNMEASURED_STEPS - 1
 
 
+def _most_loaded(mesh: Mesh) -> int:
+    """Return the rank whose step takes most: the first, but in a ring that of the last part.
+
+    Its queries see the keys of all parts.
+    """
+    return (mesh.cp - 1) * mesh.tp if mesh.cp_method == "ring" else 0
+
+
 @contextmanager
-def _ranks(mesh: Mesh) -> Iterator[None]:
-    """Be rank 0 of as many ranks as the mesh has, alone."""
+def _ranks(mesh: Mesh, rank: int) -> Iterator[None]:
+    """Be one of as many ranks as the mesh has, alone."""
     if dist.is_initialized():
         raise RuntimeError("predict: this process has a process group; predict in a process without one")
     if mesh.world_size == 1:
         yield
         return
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=mesh.world_size)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=mesh.world_size)
     try:
         yield
     finally:

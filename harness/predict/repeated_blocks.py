@@ -69,7 +69,7 @@ def is_repetitive(experiment: Experiment) -> bool:
         and experiment.ac.acts_on_each_block_alone
         and (name_of(experiment.chunk), name_of(experiment.shard)) == ("none", "none")
         and not experiment.is_compiled
-        and (mesh.dp == 1 or mesh.is_sharded)
+        and (mesh.gradient_ranks == 1 or mesh.is_sharded)
         and _has_equal_blocks(experiment.model)
     )
 

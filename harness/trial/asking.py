@@ -63,7 +63,7 @@ class TrialModels:
     @property
     def is_alone(self) -> bool:
         """True if there is one rank."""
-        return self.link.variant.mesh.dp * self.link.variant.mesh.tp == 1
+        return self.link.variant.mesh.world_size == 1
 
     @property
     def takes_any_size(self) -> bool:

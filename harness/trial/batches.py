@@ -21,14 +21,16 @@ def batches(
     Args:
         experiment: has model, data, mesh and micro-batches.
         device: device of the copies.
-        dp_rank: data-parallel index of the rank; tensor-parallel peers read the same.
+        dp_rank: `Mesh.data_rank` of the rank; tensor-parallel peers read the same, and context-parallel ones
+            another part of the same sequences.
         is_empty: read no data and give tensors on the meta device, so that neither they nor the model
             take memory; the one batch that a model brings itself is no copy then.
     """
     model, ranks = experiment.model, experiment.mesh.dp
+    dp_rank, part = divmod(dp_rank, experiment.mesh.cp)
     fixed = model.fixed_batch(experiment.seed, "meta" if is_empty else device.type)
     if fixed is not None:
-        share = _cut(experiment, fixed.share(dp_rank, ranks) if model.splits_fixed_batch() else fixed)
+        share = _cut(experiment, fixed.share(dp_rank, ranks) if model.splits_fixed_batch() else fixed, 0)
         return lambda _step: share if is_empty else share.to(device)
     length = experiment.sequence_length
     source = (
@@ -46,13 +48,16 @@ def batches(
             dp_rank=dp_rank,
             dp_size=ranks,
         )
-        cut = _cut(experiment, share)
+        cut = _cut(experiment, share, part)
         return cut if is_empty else cut.to(device)
 
     return batch
 
 
-def _cut(experiment: Experiment, share: Batch) -> Batch:
-    """Return a rank's share as the micro-batches of a step."""
-    count = experiment.microbatches
-    return share if count == 1 else joined(share.share(part, count) for part in range(count))
+def _cut(experiment: Experiment, share: Batch, part: int) -> Batch:
+    """Return a rank's share as the micro-batches of a step, of each a part of the sequences."""
+    count, parts = experiment.microbatches, experiment.mesh.cp
+    cuts = [share] if count == 1 else [share.share(number, count) for number in range(count)]
+    if parts > 1:
+        cuts = [experiment.model.sequence_part(each, part, parts) for each in cuts]
+    return cuts[0] if count == 1 else joined(cuts)

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffload,
@@ -36,6 +37,9 @@ from torch.nn.parallel import DistributedDataParallel
 from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
 from harness.experiment.mesh import Coordinate, Mesh
+from harness.models.base import Batch, LossFunction
+from harness.models.parts.attention import SelfAttention
+from harness.models.parts.context_attention import ContextAttention, Ring
 from strategies.estimate.patched import replaced
 from strategies.shard.model.realisation import sum_gradients
 from strategies.shard.model.shard_plan import ShardPlan
@@ -100,9 +104,36 @@ def device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh | None:
     """Return the named device mesh of `mesh`, or `None` for one rank; called once a process."""
     if mesh.world_size == 1:
         return None
-    names = [name for name in Coordinate._fields if name != "pp" or mesh.pp > 1]
+    names = [name for name in Coordinate._fields if name not in {"pp", "cp"} or getattr(mesh, name) > 1]
     shape = tuple(getattr(mesh, name) for name in names)
     return init_device_mesh(device.type, shape, mesh_dim_names=tuple(names))
+
+
+def split_context(model: nn.Module, mesh: Mesh, devices: DeviceMesh | None) -> nn.Module:
+    """Return the model with attention over the parts of sequences that the ranks of `cp` hold, in place."""
+    if devices is None or mesh.cp == 1:
+        return model
+    ring = Ring(devices["cp"].get_group(), mesh.cp, devices.get_local_rank("cp"))
+    for module in model.modules():
+        if isinstance(module, SelfAttention):
+            module.attend = ContextAttention(method=mesh.cp_method, ring=ring)
+    return model
+
+
+def mean_over_context(devices: DeviceMesh | None, mesh: Mesh, loss: LossFunction) -> LossFunction:
+    """Return a loss with the gradient of `loss`, and the value of its mean over all parts of sequences."""
+    if devices is None or mesh.cp == 1:
+        return loss
+    group = devices["cp"].get_group()
+
+    def mean(outputs: Any, batch: Batch) -> Tensor:
+        own = loss(outputs, batch)
+        own = own.to_local() if isinstance(own, DTensor) else own
+        total = own.detach().clone()
+        dist.all_reduce(total, group=group)
+        return own + (total / mesh.cp - own).detach()
+
+    return mean
 
 
 def split_tensors(
@@ -144,12 +175,26 @@ def distribute(
         devices: the device mesh; `None` for one rank.
     """
     mesh = experiment.mesh
-    if devices is None or mesh.dp == 1:
+    if devices is None or mesh.gradient_ranks == 1:
         return model
     if not mesh.is_sharded:
-        return DistributedDataParallel(model, process_group=devices["dp_replicate"].get_group())
+        replicas = _joined(devices, "dp_replicate", mesh)
+        return DistributedDataParallel(model, process_group=replicas.get_group())
     shard = shard_fsdp1 if mesh.fsdp == "fsdp1" else shard_fsdp2
     return shard(model, units, mesh, devices, dtype=experiment.dtype)
+
+
+def _joined(devices: DeviceMesh, name: str, mesh: Mesh) -> DeviceMesh:
+    """Return the ranks of a dimension, with those that hold other parts of the same sequences."""
+    return devices[name] if mesh.cp == 1 else devices[name, "cp"]._flatten()  # noqa: SLF001 (no public name)
+
+
+def _shards(devices: DeviceMesh, mesh: Mesh) -> DeviceMesh:
+    """Return the mesh of FSDP: shards, or replicas of shards."""
+    shards = _joined(devices, "dp_shard", mesh)
+    if mesh.dp_replicate == 1:
+        return shards
+    return devices["dp_replicate", shards.mesh_dim_names[0] if shards.mesh_dim_names else "dp_shard"]
 
 
 def shard_fsdp2(
@@ -161,7 +206,7 @@ def shard_fsdp2(
     """
     pin = devices.device_type == "cuda"
     options: dict[str, Any] = {
-        "mesh": devices["dp_replicate", "dp_shard"] if mesh.dp_replicate > 1 else devices["dp_shard"],
+        "mesh": _shards(devices, mesh),
         "reshard_after_forward": mesh.reshard_after_forward,
         "mp_policy": _mixed_precision(dtype),
         "offload_policy": CPUOffloadPolicy(pin_memory=pin) if mesh.cpu_offload else OffloadPolicy(),

@@ -16,7 +16,7 @@ from harness.measure.parity.module_outputs import first_wrong, module_outputs
 from harness.measure.parity.snapshot import Snapshot
 from harness.measure.parity.snapshot import steps as trained_steps
 from harness.measure.probes.probing import CONTROLS
-from harness.models.base import Batch
+from harness.models.base import Batch, LossFunction
 from harness.records.parity_result import First, Parity
 from harness.trial.assemble import Assembled
 from harness.trial.links import Link, chain
@@ -41,7 +41,10 @@ class Prover:
         progress: told the number of steps done, and of all.
         earliest: returns the earliest of the steps that the ranks give; they all call it, with `None` for no
             step.
-        dense: makes a fresh model of an experiment that each rank of `tp` and `pp` computes as a whole.
+        dense: makes a fresh model of an experiment that each rank of `tp`, `cp` and `pp` computes as a whole.
+        whole_batch: a step's batch of whole sequences, of which ranks of `cp` hold parts; `batch` where there
+            are none.
+        averaged: returns a loss with the value of the mean over the ranks of `cp`.
         with_inductor: makes a fresh model of an experiment, compiled with these options of Inductor.
         once: returns what a comparison with the dense model gave, which is the same for all variants; it
             calls the function that it is given where nobody knows.
@@ -55,6 +58,8 @@ class Prover:
     progress: Callable[[int, int], None] = lambda _done, _total: None
     earliest: Callable[[int | None], int | None] = lambda step: step
     dense: Callable[[Experiment], Assembled] | None = None
+    whole_batch: Callable[[int], Batch] | None = None
+    averaged: Callable[[LossFunction], LossFunction] = lambda loss: loss
     with_inductor: Callable[[Sequence[str], Experiment], Assembled] | None = None
     once: Callable[[Link, Callable[[], Parity | None]], Parity | None] = lambda _link, compare: compare()
 
@@ -84,8 +89,9 @@ class Prover:
             count=link.steps,
         )
         control = self._control(link, parity.first)
-        is_whole = link.variant.mesh.pp == 1  # else nobody calls the modules one after the other
-        is_named = link.is_dense and is_whole and control is not None  # on all ranks or on none
+        # with `pp` nobody calls the modules one after the other, with `cp` the two read other batches
+        is_alike = link.variant.mesh.pp * link.variant.mesh.cp == 1
+        is_named = link.is_dense and is_alike and control is not None  # on all ranks or on none
         return replace(
             parity,
             compared=link.compared,
@@ -158,11 +164,17 @@ class Prover:
 
     def _trained(self, link: Link, experiment: Experiment, *, is_dense: bool = False) -> Iterator[Snapshot]:
         """Yield what each step computes; the model lives as long as the iterator."""
-        batches = map(self.batch, range(link.steps))
+        is_whole = is_dense and link.variant.mesh.cp > 1
+        batches = map(self.whole_batch if is_whole and self.whole_batch else self.batch, range(link.steps))
         trainee = self._made(link, is_dense=is_dense) if link.is_dense else self._fresh(link, experiment)
-        yield from trained_steps(
-            trainee, batches, seed=experiment.seed, dp_rank=self.dp_rank, whole=link.whole
-        )
+        taken = trained_steps(trainee, batches, seed=experiment.seed, dp_rank=self.dp_rank, whole=link.whole)
+        if not is_whole:
+            yield from taken
+            return
+        parts = link.variant.mesh.cp
+        for snapshot in taken:
+            yield snapshot.of_part(self.dp_rank % parts, parts)
+            del snapshot  # as in `trained_steps`
 
     def _fresh(self, link: Link, experiment: Experiment) -> Assembled:
         if link.inductor and self.with_inductor is not None:
@@ -173,7 +185,8 @@ class Prover:
         """Return the dense model of a link, or its variant, neither of which drops anything out."""
         assert self.dense is not None, "a mesh with tp or pp has a dense model"
         made = (self.dense if is_dense else self.assembled)(link.variant)
-        return replace(made, autocast=WithoutDropout)
+        loss = made.loss if is_dense else self.averaged(made.loss)
+        return replace(made, autocast=WithoutDropout, loss=loss)
 
     def _reported(self, snapshots: Iterator[Snapshot], done: int, total: int) -> Iterator[Snapshot]:
         for step, snapshot in enumerate(snapshots, done):

@@ -34,7 +34,7 @@ from harness.trial.batches import batches
 from harness.trial.build import Build
 from harness.trial.compilation import compiling
 from harness.trial.links import Link
-from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh
+from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, mean_over_context
 from harness.trial.plan_budget import PLAN_FILE, with_plan
 from harness.trial.proof import Prover
 from harness.trial.shared_proof import SharedProof
@@ -229,15 +229,17 @@ def _act(result: RankResult) -> Act:
 def _prove(bench: _Bench) -> Parity:
     """Train variant and twin from the same weights on the same data and compare every step."""
     experiment, context = bench.plan.experiment, bench.context
-    earliest = partial(_earliest, context.device)
+    earliest, data_rank = partial(_earliest, context.device), experiment.mesh.data_rank(context.rank)
     prover = Prover(
         assembled=bench.assemble,
         dense=partial(bench.assemble, is_dense=True),
         with_inductor=lambda options, each: bench.assemble(each, inductor=options),
         once=partial(_once, context, earliest),
         batch=bench.batch,
+        whole_batch=batches(experiment.on_whole_sequences(), context.device, data_rank // experiment.mesh.cp),
+        averaged=partial(mean_over_context, bench.devices, experiment.mesh),
         rank=context.rank,
-        dp_rank=experiment.mesh.data_rank(context.rank),
+        dp_rank=data_rank,
         is_sequential=bench.plan.baseline == "sequential",
         progress=context.progress,
         earliest=earliest,

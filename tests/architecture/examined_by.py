@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 EXAMINED_BY = {
+    "harness/models/parts/context_attention.py": "tests/parity/test_context.py",
     "acbench/html.py": "tests/acbench/test_comparing.py",
     "harness/check/explanation.py": "tests/harness/check/test_remedies.py",
     "harness/check/doubled_regions.py": "tests/harness/check/test_remedies.py",

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from harness.experiment.data import Synthetic
 from harness.experiment.experiment import Experiment
-from harness.experiment.mesh import Mesh
+from harness.experiment.mesh import Coordinate, Mesh
 from harness.experiment.protocol import Protocol
 from harness.measure.parity.snapshot import Snapshot
 from harness.measure.step import instrument
@@ -36,7 +36,7 @@ from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
 from harness.trial.build import Build
 from harness.trial.links import Link
-from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh
+from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, mean_over_context
 from harness.trial.plan_budget import PLAN_FILE, with_plan
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.proof import Prover
@@ -87,6 +87,13 @@ MESHES = {
     "sp_tp2": Mesh(tp=2, sp=True),
     "sp_tp2_loss": Mesh(tp=2, sp=True, loss_parallel=True),
     "tp2_loss": Mesh(tp=2, loss_parallel=True),
+    "cp2_gather": Mesh(cp=2),
+    "cp2_ring": Mesh(cp=2, cp_method="ring"),
+    "cp2_ulysses": Mesh(cp=2, cp_method="ulysses"),
+    "shard2_cp2": Mesh(dp_shard=2, cp=2),
+    "ddp2_cp2": Mesh(dp_replicate=2, cp=2),
+    "cp4_ring": Mesh(cp=4, cp_method="ring"),
+    "cp2_sp_tp2": Mesh(cp=2, tp=2, sp=True),
     "shard2_sp_tp2": Mesh(dp_shard=2, tp=2, sp=True),
     "shard2_tp2": Mesh(dp_shard=2, tp=2),
     "hsdp2x2": Mesh(dp_replicate=2, dp_shard=2),
@@ -152,7 +159,8 @@ def parity(rank: int, case: Experiment, twin: Experiment | None = None) -> Parit
         case: equal within the tolerance that it declares, if any.
         twin: what it equals bit for bit; `None` for all that a trial is compared with.
     """
-    batch = batches(case, _CPU, case.mesh.data_rank(rank))
+    data_rank = case.mesh.data_rank(rank)
+    batch = batches(case, _CPU, data_rank)
     sample = batch(0).parts()[0]
     with cpu_stands_in_for_cuda(case.mesh, _CPU), _shared_folder() as folder:
         sample = batch(0).parts()[0]
@@ -164,8 +172,10 @@ def parity(rank: int, case: Experiment, twin: Experiment | None = None) -> Parit
             dense=lambda each: assembled(each, sample, is_dense=True),
             once=_once,
             batch=batch,
+            whole_batch=batches(case.on_whole_sequences(), _CPU, data_rank // case.mesh.cp),
+            averaged=partial(mean_over_context, devices_of(case.mesh), case.mesh),
             rank=rank,
-            dp_rank=case.mesh.data_rank(rank),
+            dp_rank=data_rank,
         )
         if twin is None:
             return prover.prove(case)
@@ -294,7 +304,8 @@ def differences(found: Parity) -> list[str]:
 
 def devices_of(mesh: Mesh) -> DeviceMesh | None:
     """Return the device mesh of `mesh`, made once; the process group stands."""
-    return _devices_of(Mesh(dp_replicate=mesh.dp_replicate, pp=mesh.pp, dp_shard=mesh.dp_shard, tp=mesh.tp))
+    sizes = {name: getattr(mesh, name) for name in Coordinate._fields}
+    return _devices_of(Mesh(**sizes))
 
 
 @cache  # a rank makes process groups, which have threads, once for each shape

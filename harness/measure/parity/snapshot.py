@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree  # torch.utils has no public name for it
 
 from harness.errors import ConfigError
@@ -62,6 +63,10 @@ class Captured:
     def to_host(self) -> Captured:
         """Return the same with the copy on the host."""
         return dataclasses.replace(self, value=self.value.cpu())
+
+    def of_part(self, part: int, parts: int) -> Captured:
+        """Return the same with one of equal parts of dimension 1."""
+        return dataclasses.replace(self, value=self.value.chunk(parts, 1)[part])
 
     def __str__(self) -> str:
         dtype = str(self.value.dtype).removeprefix("torch.")
@@ -134,6 +139,14 @@ class Snapshot:
         moved: dict[str, Any] = {part: leaves and _to_host(leaves) for part, leaves in parts.items()}
         return dataclasses.replace(self, **moved)
 
+    def of_part(self, part: int, parts: int) -> Snapshot:
+        """Return the same with one of equal parts of each output's dimension 1, that of the sequence."""
+        cut = {
+            name: leaf.of_part(part, parts) if isinstance(leaf, Captured) else leaf
+            for name, leaf in (self.outputs or {}).items()
+        }
+        return dataclasses.replace(self, outputs=self.outputs and cut)
+
 
 def steps(
     trainee: Trainee, batches: Iterable[Batch], *, seed: int, dp_rank: int = 0, whole: bool = False
@@ -192,21 +205,20 @@ def _train_one_step(
     trainee: Trainee, batch: Batch, device: torch.device, changes: StateChanges, *, whole: bool
 ) -> Snapshot:
     """Train by one step and return all that the step computed and changed."""
+    # of two that are compared as wholes, one may have a wrapper that the other does without
+    wrapper = trainee.model
+    model = wrapper.module if whole and isinstance(wrapper, DistributedDataParallel) else wrapper
     trainee.zero_grad()
     inputs = _differentiated(batch)
-    returned = _Returned(trainee.model, whole=whole)
+    returned = _Returned(model, whole=whole)
     trainee.step(batch, returned)
-    gradients = {
-        name: _gradient(parameter, whole=whole) for name, parameter in trainee.model.named_parameters()
-    }
+    gradients = {name: _gradient(parameter, whole=whole) for name, parameter in model.named_parameters()}
     input_gradients = {name: _gradient(tensor) for name, tensor in inputs.items()}
     _forget_gradients(inputs)
     # duplicates kept: a module shared by two paths must stay shared
-    buffers = {
-        name: Captured.of(buffer) for name, buffer in trainee.model.named_buffers(remove_duplicate=False)
-    }
+    buffers = {name: Captured.of(buffer) for name, buffer in model.named_buffers(remove_duplicate=False)}
     # a sharded model holds other numbers than the whole one, such as its local heads
-    held = HeldState() if whole else module_state(trainee.model)
+    held = HeldState() if whole else module_state(model)
     changed_state = frozenset() if whole else changes.names(held.values)
     state = {name: _copied(value) for name, value in held.values.items()}
     rng_state = {name: Captured.of(state) for name, state in rng_states(device).items()}
@@ -220,13 +232,13 @@ def _train_one_step(
         state=state,
         rng_state=rng_state,
         parameters={
-            name: Captured.of(parameter, whole=whole) for name, parameter in trainee.model.named_parameters()
+            name: Captured.of(parameter, whole=whole) for name, parameter in model.named_parameters()
         },
         changed_state=changed_state,
         uncompared=held.uncompared,
         backward_order=returned.backward_order,
-        blocks=_trained_names(trainee.model, trainee.blocks),
-        checkpointed=frozenset().union(*_trained_names(trainee.model, trainee.checkpointed).values()),
+        blocks=_trained_names(model, trainee.blocks),
+        checkpointed=frozenset().union(*_trained_names(model, trainee.checkpointed).values()),
     )
 
 

@@ -10,6 +10,7 @@ queries); Su et al. 2021, arXiv:2104.09864 (rotary positions).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -26,6 +27,9 @@ class SelfAttention(nn.Module):
         dropout: probability that a weight is dropped in training.
         n_kv_heads: key-value heads G, a divisor of H; `None` for one a query head.
     """
+
+    attend: Callable[..., Tensor] | None = None
+    """Stands for `scaled_dot_product_attention` where ranks hold parts of the sequence."""
 
     is_causal: ClassVar[bool] = False
     has_bias: ClassVar[bool] = True
@@ -49,7 +53,8 @@ class SelfAttention(nn.Module):
             q_BSHK, k_BSGK, v_BSGK = heads
             heads = (each for each in (rotate(q_BSHK, rotary_S2R), rotate(k_BSGK, rotary_S2R), v_BSGK))
         q_BHSK, k_BGSK, v_BGSK = (each.transpose(1, 2) for each in heads)
-        y_BHSK = functional.scaled_dot_product_attention(
+        attend = self.attend or functional.scaled_dot_product_attention
+        y_BHSK = attend(
             q_BHSK,
             k_BGSK,
             v_BGSK,

@@ -58,14 +58,15 @@ class Decoder(nn.Module):
         self.register_buffer("rotary", rotary, persistent=False)
         initialise(self, n_layers=spec.n_layers)
 
-    def forward(self, given: Tensor) -> Tensor:
+    def forward(self, given: Tensor, positions_S: Tensor | None = None) -> Tensor:
         """Return logits of shape (B, S, V); of a stage that is not the last, what its last block gives.
 
         Args:
             given: tokens of shape (B, S); of a stage that is not the first, what the stage before gives,
                 of shape (B, S, D).
+            positions_S: places of the tokens in their sequence; from 0 on where there are none.
         """
-        positions = self._positions(given)
+        positions = self._positions(given, positions_S)
         x_BSD = given if self.embedding is None else self._embed(self.embedding, given, positions)
         rotary = () if self.rotary is None else (positions,)
         for layer in self.layers:
@@ -80,8 +81,10 @@ class Decoder(nn.Module):
         logits_BSV: Tensor = self.head(x_BSD)
         return logits_BSV
 
-    def _positions(self, given: Tensor) -> Tensor:
+    def _positions(self, given: Tensor, positions_S: Tensor | None) -> Tensor:
         """Return what positions are read by: a table of shape (S, 2, R), or numbers of shape (S,)."""
+        if positions_S is not None:
+            return positions_S if self.rotary is None else self.rotary[positions_S]
         if self.rotary is not None:
             return self.rotary[: given.size(1)]
         return torch.arange(given.size(1), device=given.device)

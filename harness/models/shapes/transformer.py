@@ -8,8 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from harness.errors import ConfigError
-from harness.models.base import LanguageModelSpec, ModelSpec, StageParts, require_divides
+from harness.models.base import (
+    Batch,
+    LanguageModelSpec,
+    ModelSpec,
+    StageParts,
+    require_divides,
+    require_parts,
+)
 
 _SPLIT_BY_ROW = ("wo", "down")
 
@@ -109,6 +118,24 @@ class DecoderSpec(TransformerSpec, LanguageModelSpec):
         if loss_parallel:
             plan["head"] = "column_from_sequence_to_logits" if sp else "column_to_logits"
         return plan
+
+    def check_context(self, *, sequence_length: int, cp: int, cp_method: str, tp: int) -> None:
+        """Refuse lengths, and for `ulysses` heads, that ranks cannot share evenly."""
+        require_parts("sequence_length", sequence_length, "mesh.cp", cp, "mesh.cp=1")
+        for where, size in self.tensor_parallel_sizes().items():
+            if cp_method == "ulysses" and where.endswith("heads") and size % (cp * tp):
+                problem = f"must divide {where}, {size}, with mesh.cp_method=ulysses"
+                on = f" on each of {tp} ranks of mesh.tp" if tp > 1 else ""
+                raise ConfigError("mesh.cp", f"{problem}{on}, got {cp}; use mesh.cp_method=gather or ring")
+
+    def sequence_part(self, batch: Batch, part: int, parts: int) -> Batch:
+        """Return a part of tokens and targets, with the positions of its tokens, of shape (S,)."""
+        (tokens_BS,), targets_BS = batch.inputs, batch.targets
+        length = tokens_BS.size(1) // parts
+        own = slice(part * length, (part + 1) * length)
+        positions_S = torch.arange(own.start, own.stop, device=tokens_BS.device)
+        tokens, targets = (each[:, own].contiguous() for each in (tokens_BS, targets_BS))
+        return Batch(inputs=(tokens, positions_S), targets=targets)
 
     def _sequence_plan(self) -> dict[str, str]:
         """Return the styles of modules between the linears that tensor parallelism splits."""

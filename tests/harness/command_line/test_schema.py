@@ -50,8 +50,9 @@ TOP_LEVEL = (
 _LLAMA = "model=hf model.config_class=LlamaConfig"
 FULL = "early_stop, layers_fqn, module_classes, offload, preserve_rng_state, rewind, use_reentrant"
 MESH = (
-    "cpu_offload, device, dp_replicate, dp_shard, fsdp, loss_parallel, nodes, reshard_after_forward, sharding_strategy, sp, tp, "
-    "use_orig_params"
+    "cp, cp_method, cpu_offload, device, dp_replicate, dp_shard, fsdp, loss_parallel, nodes, pp, "
+    "pp_schedule, pp_split_backward, pp_stages_per_rank, reshard_after_forward, sharding_strategy, "
+    "sp, sync, tp, use_orig_params"
 )
 
 

@@ -83,6 +83,46 @@ _NO_PLAN = "has no plan for it; use false"
             "sequence_length: must be a multiple of mesh.tp, 2, got 15; use 14 or 16, or mesh.sp=false",
             id="a length that ranks cannot share",
         ),
+        pytest.param(
+            "mesh=cp2 model=llama_nano sequence_length=127",
+            "sequence_length: must be a multiple of mesh.cp, 2, got 127; use 126 or 128, or mesh.cp=1",
+            id="a length that parts cannot share",
+        ),
+        pytest.param(
+            "mesh=cp2 mesh.cp=4 mesh.cp_method=ulysses model=llama_nano",
+            "mesh.cp: must divide model.n_kv_heads, 2, with mesh.cp_method=ulysses, got 4; use "
+            "mesh.cp_method=gather or ring",
+            id="heads that ranks cannot share",
+        ),
+        pytest.param(
+            "mesh=pp2 mesh.cp=2 microbatches=2 model=llama_nano",
+            "mesh.cp: mesh.pp=2 cuts the model into stages, which take no positions of parts; use mesh.cp=1, "
+            "or mesh.pp=1",
+            id="parts in stages",
+        ),
+        pytest.param(
+            "mesh=cp2 model=vit_nano",
+            "mesh.cp: model 'vit_nano' has no attention over parts of a sequence, got 2; use 1, or "
+            "model=llama_nano, for example",
+            id="patches that nobody cuts",
+        ),
+        pytest.param(
+            "mesh=cp2 model=llama_nano chunk=minimum",
+            "mesh.cp: must be 1 for chunk=minimum, which plans operators and no collectives between them, "
+            "got 2; use chunk=none",
+            id="chunks",
+        ),
+        pytest.param(
+            "mesh=cp2 mesh.cp_method=ring model=llama_nano ac=budget ac.fraction=0.9",
+            "mesh.cp_method: ring does not suit ac=budget, which plans the step of rank 0: in a ring that "
+            "rank reads the fewest keys; use gather or ulysses",
+            id="a plan of the rank with the least work",
+        ),
+        pytest.param(
+            "mesh=cp2 model=llama_nano compile=aot_eager",
+            "mesh.cp: runs eagerly alone, got compile=aot_eager; use compile=none",
+            id="a compiled ring",
+        ),
         pytest.param("mesh=sp_tp2 model=vit_nano", f"mesh.sp: model 'vit_nano' {_NO_PLAN}", id="patches"),
         pytest.param(
             "mesh=tp2 mesh.loss_parallel=true model=mlp",
@@ -107,8 +147,7 @@ _NO_PLAN = "has no plan for it; use false"
         ),
         pytest.param(
             "mesh=sp_tp2 model=llama_nano shard=megatron",
-            "mesh.sp: is part of the mesh's own plan, and shard=megatron makes another; use shard=none, or "
-            "false",
+            "mesh.sp: is part of the mesh's own plan, and shard=megatron makes another; use shard=none",
             id="two plans",
         ),
         pytest.param(

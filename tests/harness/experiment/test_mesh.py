@@ -20,6 +20,10 @@ from harness.experiment.mesh import SHARDING_STRATEGIES, Mesh
         (Mesh(tp=2), "tp2", 2, 1, False),
         (Mesh(dp_shard=2, tp=2), "shard2_tp2", 4, 2, True),
         (Mesh(dp_replicate=2, tp=2), "ddp2_tp2", 4, 2, True),
+        (Mesh(cp=2), "cp2", 2, 1, False),
+        (Mesh(dp_replicate=2, cp=2), "ddp2_cp2", 4, 2, False),
+        (Mesh(dp_shard=2, cp=2, tp=2), "shard2_cp2_tp2", 8, 2, True),
+        (Mesh(cp=2, tp=2, sp=True), "cp2_sp_tp2", 4, 1, True),
         (Mesh(tp=2, sp=True), "sp_tp2", 2, 1, False),
         (Mesh(dp_shard=2, tp=2, sp=True, loss_parallel=True), "shard2_sp_tp2", 4, 2, True),
         (Mesh(dp_replicate=2, dp_shard=2, tp=2), "hsdp2x2_tp2", 8, 4, True),
@@ -92,6 +96,11 @@ def test_every_sharding_strategy_has_a_mesh(strategy: str) -> None:
         ({"dp_shard": -1}, "mesh.dp_shard: must be at least 1, got -1"),
         ({"tp": 0}, "mesh.tp: must be at least 1, got 0"),
         ({"nodes": 0}, "mesh.nodes: must be at least 1, got 0"),
+        ({"cp": 0}, "mesh.cp: must be at least 1, got 0"),
+        (
+            {"cp": 2, "cp_method": "rings"},
+            "mesh.cp_method: must be one of gather, ring, ulysses, got 'rings'",
+        ),
         ({"nodes": 2}, "mesh.nodes: must divide the 1 ranks of single, got 2"),
         ({"nodes": 3, "dp_shard": 2}, "mesh.nodes: must divide the 2 ranks of shard2, got 3"),
         ({"fsdp": "fsdp3"}, "mesh.fsdp: must be one of fsdp2, fsdp1, got 'fsdp3'"),
@@ -144,6 +153,14 @@ def test_refuses_what_is_out_of_range(options: dict[str, object], message: str) 
                 {"single": {}, "ddp2": {"dp_replicate": 2}, "tp2": {"tp": 2}}.items(),
             )
             for options in [{name: value, **numbers}]
+        ),
+        (
+            {"dp_shard": 2, "cp_method": "ring"},
+            "mesh.cp_method: needs mesh.cp above 1, got shard2; use mesh=cp2",
+        ),
+        (
+            {"dp_shard": 2, "cp": 2, "fsdp": "fsdp1"},
+            "mesh.fsdp: fsdp1 does not compose with cp > 1; use mesh.fsdp=fsdp2",
         ),
         ({"sp": True}, "mesh.sp: needs mesh.tp above 1, got single; use mesh=tp2"),
         (
@@ -211,5 +228,13 @@ def test_refuses_an_option_that_nothing_would_read(options: dict[str, object], m
 
 def test_an_option_that_came_later_is_written_where_it_is_asked_for() -> None:
     usual = Mesh(tp=2).asked()
-    assert not {"sp", "loss_parallel"} & usual.keys()
+    assert not {"sp", "loss_parallel", "cp", "cp_method"} & usual.keys()
     assert Mesh(tp=2, sp=True).asked() == {**usual, "sp": True}
+
+
+def test_ranks_of_a_context_read_parts_of_the_same_samples() -> None:
+    mesh = Mesh(dp_shard=2, cp=2, tp=2)
+    assert [mesh.data_rank(rank) for rank in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [mesh.data_rank(rank) // mesh.cp for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert (mesh.dp, mesh.gradient_ranks) == (2, 4)
+    assert mesh.without_context() == Mesh(dp_shard=2, tp=2)

@@ -1,0 +1,279 @@
+"""Attention of ranks that hold parts of a sequence each: every query sees the keys of all parts.
+
+Shapes: B batch, S tokens of a part, H query heads, G key-value heads, K head width; P ranks.
+
+Communication is by functional collectives, which dispatch modes see: save lists can keep what they give, and
+recomputation that repeats them is counted.
+
+Source: Jacobs et al. 2023, arXiv:2309.14509 (Ulysses); Liu et al. 2023, arXiv:2310.01889 (ring); Grattafiori
+et al. 2024, arXiv:2407.21783, section 3.3.2 (gather).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+_aten = torch.ops.aten
+_functional = torch.ops._c10d_functional  # noqa: SLF001 (torch has no public functional collectives)
+Operands: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""Queries of shape (B, H, S, K), keys and values of shape (B, G, S, K)."""
+
+
+class Ring(NamedTuple):
+    """The ranks that hold the parts of a sequence, in order.
+
+    Fields:
+        group: their process group.
+        size: their number P.
+        rank: the part of this rank.
+    """
+
+    group: dist.ProcessGroup
+    size: int
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContextAttention:
+    """Stands for `scaled_dot_product_attention` where each rank has a part of the queries, keys and values.
+
+    Fields:
+        method: one of `METHODS`.
+        ring: the ranks.
+    """
+
+    method: str
+    ring: Ring
+
+    def __call__(
+        self, q_BHSK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, *, dropout_p: float, is_causal: bool, **_: bool
+    ) -> Tensor:
+        """Return the output of this rank's queries, of shape (B, H, S, K)."""
+        output: Tensor = METHODS[self.method](self.ring, (q_BHSK, k_BGSK, v_BGSK), dropout_p, is_causal)
+        return output
+
+
+def _gather(ring: Ring, operands: Operands, dropout_p: float, is_causal: bool) -> Tensor:
+    """Gather all keys and values; backward scatters the sums of their gradients."""
+    q_BHSK, *others = operands
+    k, v = (_Gathered.apply(part, ring) for part in others)
+    mask = None
+    if is_causal:
+        length = q_BHSK.size(2)
+        places = torch.arange(ring.size * length, device=q_BHSK.device)
+        mask = places[ring.rank * length :][:length, None] >= places
+    return functional.scaled_dot_product_attention(
+        q_BHSK, k, v, attn_mask=mask, dropout_p=dropout_p, enable_gqa=True
+    )
+
+
+def _ulysses(ring: Ring, operands: Operands, dropout_p: float, is_causal: bool) -> Tensor:
+    """Exchange parts of the sequence for parts of the heads, and the output back."""
+    q, k, v = (_exchanged(ring, part, cut=1, joined=2) for part in operands)
+    output = functional.scaled_dot_product_attention(
+        q, k, v, dropout_p=dropout_p, is_causal=is_causal, enable_gqa=True
+    )
+    return _exchanged(ring, output, cut=2, joined=1)
+
+
+def _pass_on(ring: Ring, operands: Operands, dropout_p: float, is_causal: bool) -> Tensor:
+    """Pass keys and values on from rank to rank; under a causal mask, parts that come later are skipped."""
+    output: Tensor = _RingAttention.apply(*operands, ring, dropout_p, is_causal)
+    return output
+
+
+METHODS: Mapping[str, Callable[[Ring, Operands, float, bool], Tensor]] = {
+    "gather": _gather,
+    "ring": _pass_on,
+    "ulysses": _ulysses,
+}
+"""Ways in which queries meet the keys of other ranks."""
+
+
+class _Gathered(torch.autograd.Function):
+    """All parts of the sequence; each rank gets the sum of the gradients of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, ring: Ring) -> Tensor:
+        ctx.ring = ring
+        rows = _functional.all_gather_into_tensor(part.contiguous(), ring.size, ring.group.group_name)
+        return torch.cat(_functional.wait_tensor(rows).chunk(ring.size), 2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]  # torch has any
+        size, name = ctx.ring.size, ctx.ring.group.group_name
+        rows = torch.cat(gradient.chunk(size, 2))
+        own: Tensor = _functional.wait_tensor(_functional.reduce_scatter_tensor(rows, "sum", size, name))
+        return own, None
+
+
+class _Exchanged(torch.autograd.Function):
+    """Row r to rank r, in either direction."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, ring: Ring) -> Tensor:
+        ctx.ring = ring
+        return _all_to_all(ring, rows, [1] * ring.size, [1] * ring.size)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]  # as above
+        return _all_to_all(ctx.ring, gradient, [1] * ctx.ring.size, [1] * ctx.ring.size), None
+
+
+def _exchanged(ring: Ring, tensor: Tensor, *, cut: int, joined: int) -> Tensor:
+    """Give each rank its part along one dimension; return all of the other one."""
+    rows = torch.stack(tensor.chunk(ring.size, cut))
+    return torch.cat(list(_Exchanged.apply(rows, ring).unbind()), joined)
+
+
+def _passed_on(ring: Ring, tensor: Tensor) -> Tensor:
+    """Give `tensor` to the next rank, and return that of the one before."""
+    rows = tensor.size(0)
+    given = [rows * (rank == (ring.rank + 1) % ring.size) for rank in range(ring.size)]
+    taken = [rows * (rank == (ring.rank - 1) % ring.size) for rank in range(ring.size)]
+    return _all_to_all(ring, tensor, taken, given)
+
+
+def _all_to_all(ring: Ring, rows: Tensor, taken: list[int], given: list[int]) -> Tensor:
+    """Return the rows that ranks give this one, as many of each as it takes."""
+    name = ring.group.group_name
+    found: Tensor = _functional.wait_tensor(
+        _functional.all_to_all_single(rows.contiguous(), taken, given, name)
+    )
+    return found
+
+
+class _RingAttention(torch.autograd.Function):
+    """Attention piece by piece; saved are this rank's own operands, its output and log-sum-exp, and dropout.
+
+    Backward passes keys and values on once more, and their gradients with them until they are home again.
+    """
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 (autograd takes operands by position)
+        ctx: Any,
+        q_BHSK: Tensor,
+        k_BGSK: Tensor,
+        v_BGSK: Tensor,
+        ring: Ring,
+        dropout_p: float,
+        is_causal: bool,
+    ) -> Tensor:
+        kv = torch.stack((k_BGSK, v_BGSK))
+        output = lse_BHS = None
+        dropped = []
+        for turn in range(ring.size):
+            if turn:
+                kv = _passed_on(ring, kv)
+            source = (ring.rank - turn) % ring.size
+            if is_causal and source > ring.rank:
+                continue
+            piece = _Piece(q_BHSK, *_repeated(kv, q_BHSK), is_causal=is_causal and source == ring.rank)
+            part, part_lse, kept = piece.forward(dropout_p)
+            dropped.append(kept)
+            part = part.to(part_lse.dtype)
+            if output is None or lse_BHS is None:
+                output, lse_BHS = part, part_lse
+                continue
+            total = torch.logaddexp(lse_BHS, part_lse)
+            output = output * (lse_BHS - total).exp()[..., None] + part * (part_lse - total).exp()[..., None]
+            lse_BHS = total
+        assert output is not None, "a rank's own part comes first"
+        output = output.to(q_BHSK.dtype)
+        ctx.ring, ctx.is_causal = ring, is_causal
+        ctx.save_for_backward(q_BHSK, k_BGSK, v_BGSK, output, lse_BHS, *dropped)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # as above
+        q_BHSK, k_BGSK, v_BGSK, output, lse_BHS, *dropped = ctx.saved_tensors
+        ring, gradient = ctx.ring, gradient.contiguous()
+        kv = torch.stack((k_BGSK, v_BGSK))
+        of_q = torch.zeros_like(q_BHSK, dtype=lse_BHS.dtype)
+        of_kv = torch.zeros_like(kv, dtype=lse_BHS.dtype)
+        kept = iter(dropped)
+        for turn in range(ring.size):
+            if turn:
+                kv, of_kv = _passed_on(ring, kv), _passed_on(ring, of_kv)
+            source = (ring.rank - turn) % ring.size
+            if ctx.is_causal and source > ring.rank:
+                continue
+            piece = _Piece(q_BHSK, *_repeated(kv, q_BHSK), is_causal=ctx.is_causal and source == ring.rank)
+            q, k, v = piece.backward(gradient, output, lse_BHS, next(kept))
+            of_q += q
+            # heads that share keys add up
+            of_kv += torch.stack((k, v)).unflatten(2, (kv.size(2), -1)).sum(3)
+        of_k, of_v = _passed_on(ring, of_kv).to(kv.dtype).unbind()
+        return of_q.to(q_BHSK.dtype), of_k, of_v, None, None, None
+
+
+class _Piece(NamedTuple):
+    """Queries of one rank with keys and values of one rank."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    is_causal: bool
+
+    def forward(self, dropout_p: float) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return output, log-sum-exp of shape (B, H, S), and factors of weights where some are dropped."""
+        if self._has_kernel and not dropout_p:
+            output, lse_BHS = _aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001 (its name)
+                *self[:3], 0.0, self.is_causal
+            )
+            return output, lse_BHS, None
+        scores = self._scores()
+        lse_BHS = scores.logsumexp(-1)
+        weights = (scores - lse_BHS[..., None]).exp()
+        factors = functional.dropout(torch.ones_like(weights), dropout_p) if dropout_p else None
+        weights = weights if factors is None else weights * factors
+        return weights.to(self.v.dtype) @ self.v, lse_BHS, factors
+
+    def backward(
+        self, gradient: Tensor, output: Tensor, lse_BHS: Tensor, factors: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients of the three; output and log-sum-exp are those of all pieces."""
+        if self._has_kernel and factors is None:
+            found: tuple[Tensor, Tensor, Tensor] = _aten._scaled_dot_product_flash_attention_for_cpu_backward(  # noqa: SLF001 (its name)
+                gradient, *self[:3], output, lse_BHS, 0.0, self.is_causal
+            )
+            return found
+        weights = (self._scores() - lse_BHS[..., None]).exp()
+        of_weights = (gradient @ self.v.mT).to(weights.dtype)
+        kept = weights
+        if factors is not None:
+            kept, of_weights = weights * factors, of_weights * factors
+        mean = (gradient * output).sum(-1, keepdim=True, dtype=weights.dtype)
+        of_scores = (weights * (of_weights - mean) * self._scale).to(self.q.dtype)
+        of_v = kept.to(gradient.dtype).mT @ gradient
+        return of_scores @ self.k, of_scores.mT @ self.q, of_v
+
+    @property
+    def _has_kernel(self) -> bool:
+        return self.q.device.type == "cpu"
+
+    @property
+    def _scale(self) -> float:
+        return float(self.q.size(-1) ** -0.5)
+
+    def _scores(self) -> Tensor:
+        """Return scaled scores in float32 or float64, those of later keys minus infinity."""
+        scores = self.q @ self.k.mT * self._scale
+        scores = scores.float() if scores.dtype.itemsize < 4 else scores  # noqa: PLR2004 (bytes of a float32)
+        if not self.is_causal:
+            return scores
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        return scores.masked_fill(later, float("-inf"))
+
+
+def _repeated(kv: Tensor, q_BHSK: Tensor) -> tuple[Tensor, Tensor]:
+    """Return keys and values once for each query head."""
+    k, v = kv.repeat_interleave(q_BHSK.size(1) // kv.size(2), dim=2).unbind()
+    return k, v
