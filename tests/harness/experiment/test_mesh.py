@@ -43,7 +43,8 @@ def test_ranks_are_spread_over_nodes() -> None:
 
 def test_places_of_ranks() -> None:
     mesh = Mesh(dp_replicate=2, pp=2, dp_shard=2, tp=2)
-    assert [tuple(mesh.coordinate(rank)) for rank in range(16)] == list(itertools.product(range(2), repeat=4))
+    places = itertools.product(range(2), range(2), range(2), [0], range(2))
+    assert [tuple(mesh.coordinate(rank)) for rank in range(16)] == list(places)
     # ranks that differ along pp or tp alone read the same samples
     assert [mesh.data_rank(rank) for rank in range(16)] == [0, 0, 1, 1, 0, 0, 1, 1, 2, 2, 3, 3, 2, 2, 3, 3]
 
