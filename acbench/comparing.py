@@ -20,6 +20,7 @@ from harness.check.workshop import Workshop
 from harness.errors import ConfigError, require_at_least
 from harness.fit.progress import progress_shown
 from harness.measure.probes.micro_batches import MicroBatched
+from harness.measure.probes.pass_error import PassError
 from harness.measure.rng import seeded
 from harness.measure.speed.timing import StepFunction, clock_for, in_turns
 from harness.measure.step import StepReport, instrument
@@ -215,6 +216,10 @@ class _Case:
             plain = self._plain
             own = plain if is_plain else self.report(workshop, is_variant=True)
             ratio = 1.0 if is_plain else self._ratio(workshop, pairs)
+        except PassError:
+            if verdict == "neutral":
+                raise
+            return Row(variant=name, verdict=verdict, reason=reason)  # it does not train at all
         finally:
             workshop.leave()
         work = own.work.beyond(plain.work)

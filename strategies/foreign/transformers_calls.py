@@ -33,13 +33,14 @@ def switch_on(model: nn.Module, *, every_n_layers: int, offload: bool, use_reent
 
 
 def of_transformers(model: nn.Module) -> PreTrainedModel:
-    """Return the model.
+    """Return the model of transformers that `model` is, or holds as models with adapters do.
 
     Raises:
-        StrategyError: it is none of transformers.
+        StrategyError: it holds none.
     """
-    if isinstance(model, PreTrainedModel):
-        return model
+    found = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), None)
+    if found is not None:
+        return found
     problem = f"transformers switches it on in models of its own, and {type(model).__name__} is none"
     raise StrategyError("ac", f"{problem}; use model=hf, or ac=full")
 
