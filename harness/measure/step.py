@@ -46,6 +46,7 @@ class StepReport:
         memory, work: what the two meters counted; the allocator's numbers are not among them.
         history: storages of the step, of which `memory` is the sum.
         operators: operators of the step, of which `work` is the sum.
+        ledger: lives of the storages that they touched.
         compiled: what `work` has besides them; `None` where nothing is compiled.
         microbatch_bytes: the most activations that one forward of a micro-batch has left.
         live: what the device's allocator should have seen, for `allocator_truth`.
@@ -56,6 +57,7 @@ class StepReport:
     work: MeasuredWork
     history: StorageHistory
     operators: Sequence[RecordedOperator]
+    ledger: Ledger
     compiled: CompiledWork | None
     microbatch_bytes: int
     live: LiveTotals
@@ -118,6 +120,7 @@ def instrument(
         work=work if beyond is None else beyond.beside(work),
         history=history,
         operators=recorder.operators,
+        ledger=recorder.ledger,
         compiled=beyond,
         microbatch_bytes=totals.microbatch_bytes,
         live=totals.live_totals(device.type),

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from harness.records.bound import MeasuredBound
 from harness.records.parity_result import Parity
 from harness.records.probed import Probed
 
@@ -320,7 +321,10 @@ class StagesInFlight:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankResult:
-    """Everything that one rank reports about a trial that ended well."""
+    """Everything that one rank reports about a trial that ended well.
+
+    `unbounded` says why there is no `bound`.
+    """
 
     rank: int
     local_rank: int
@@ -329,6 +333,8 @@ class RankResult:
     pipeline: StagesInFlight | None = None
     observation: Observed = field(default_factory=Observed)
     baseline: MeasuredBaseline | None = None
+    bound: MeasuredBound | None = None
+    unbounded: str | None = None
     parity: Parity | None = None
     probes: Probed | None = None
     time: MeasuredTime | None = None

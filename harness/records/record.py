@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.records.bound import Bound, contradiction, merge_bounds
 from harness.records.fields import decode, encode
 from harness.records.measured import RankResult, TrainedModel
 from harness.records.merge_ranks import Memory, Time, Work, merge_memory, merge_parity, merge_time, merge_work
@@ -20,7 +21,7 @@ from harness.records.verdict import VERDICTS, Verdict, verdict
 SCHEMA_VERSION = 1
 _PREDICTED = "predicted"
 _NOTHING_MEASURED: dict[str, Any] = dict.fromkeys(
-    ("parity", "memory", "work", "time", "plan", "trained", "predicted")
+    ("parity", "memory", "work", "time", "plan", "bound", "unbounded", "trained", "predicted")
 )
 _NOTHING_SHOWN = Verdict(word="unverified")
 STATUSES = ("ok", "oom", "failed", "timeout", "refused", "lost", "predicted")
@@ -62,6 +63,9 @@ class Record:
         verdict, reason: what the trial has shown, and why that is not `neutral`; no reason where it is, and
             where the trial did not end well.
         plan: what the strategy decided, as rank 0 saw it; `None` for strategies that decide nothing.
+        bound: the least that schedules of the step's operators cost at the measured peak; `None` where there
+            is none, and in records of earlier versions.
+        unbounded: why there is no `bound`, of a variant that was measured beside its twin.
         trained: the model before any strategy; `None` in records of earlier versions, and without numbers.
         note: what a reader should know next to the numbers.
         probes: what was asked beyond the parity steps; `None` where the protocol asks nothing.
@@ -88,6 +92,8 @@ class Record:
     plan: dict[str, Any] | None
     environment: dict[str, Any]
     note: str | None = None
+    bound: Bound | None = None
+    unbounded: str | None = None
     trained: TrainedModel | None = None
     probes: Probed | None = None
     predicted: PredictedStep | None = None
@@ -164,6 +170,9 @@ def build(
     unneeded = first.observation.unneeded
     promising = ("ac", "chunk") if unneeded is None else ("ac",)
     saves_nothing = _names(identity.experiment, *promising) == {"none"}
+    bounds = [rank.bound for rank in ranks if rank.bound is not None]
+    bound = merge_bounds(bounds) if bounds and len(bounds) == len(ranks) else None
+    below = contradiction(bounds, bound)
     shown = verdict(
         saves_nothing=saves_nothing,
         is_compiled=is_compiled(identity.experiment),
@@ -182,11 +191,13 @@ def build(
         work=work,
         time=merge_time(ranks, work),
         plan=first.observation.plan,
+        bound=bound,
+        unbounded=first.unbounded if bound is None else None,
         trained=first.trained,
         environment=dict(environment or {}) | _known(first.environment),
         predicted=predicted,
         note="; ".join(
-            each for each in (note, unneeded, _uncounted(work), *_missed(predicted, memory)) if each
+            each for each in (note, unneeded, below, _uncounted(work), *_missed(predicted, memory)) if each
         )
         or None,
     )

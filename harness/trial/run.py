@@ -20,7 +20,7 @@ from harness.measure.memory.allocator import install
 from harness.measure.nvml import energy_meter
 from harness.measure.speed.peak_rates import peak_flops
 from harness.measure.speed.timing import PairedTimes, clock_for, consecutive, interleave
-from harness.measure.step import allocator_truth, instrument
+from harness.measure.step import StepReport, allocator_truth, instrument
 from harness.models.base import Batch
 from harness.ranks.entry import RankContext
 from harness.records.fields import encode
@@ -33,6 +33,7 @@ from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
 from harness.trial.build import Build
 from harness.trial.compilation import compiling
+from harness.trial.distance import measured_bound, unbounded
 from harness.trial.links import Link
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, mean_over_context
 from harness.trial.plan_budget import PLAN_FILE, with_plan
@@ -136,8 +137,14 @@ def _run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None) -> R
         if not context.rank:  # a record has that of rank 0
             result = replace(result, environment=describe(context.device, plan.experiment.files))
         context.keep(encode(result))
+        why = unbounded(plan.experiment, has_twin=plan.baseline != "none")
+        result = replace(result, unbounded=why)
         if plan.baseline != "none":
-            twin = _measure(bench, plan.experiment.twin())
+            plain: list[StepReport] = []
+            twin = _measure(bench, plan.experiment.twin(), on_report=plain.append)
+            if why is None:
+                bound = measured_bound(plan.experiment, result, twin, plain.pop())
+                result = replace(result, bound=bound)
             acts = _acts_otherwise(bench, _act(result), _act(twin))
             result = replace(
                 result,
@@ -159,17 +166,22 @@ def _run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None) -> R
 
 
 def _measure(
-    bench: _Bench, experiment: Experiment, on_built: Callable[[], None] = lambda: None
+    bench: _Bench,
+    experiment: Experiment,
+    on_built: Callable[[], None] = lambda: None,
+    on_report: Callable[[StepReport], None] = lambda _: None,
 ) -> RankResult:
     """Return memory, work and observation of one step of `experiment`, alone in this process.
 
     Args:
         experiment: the variant or its twin.
         on_built: called when the model stands and before its first step.
+        on_report: called with the step.
     """
     trainee = _prepared(bench, experiment, on_built)
     batch = bench.batch(UNMEASURED_STEPS)
     report = instrument(trainee, batch)
+    on_report(report)
     observation = trainee.observe()
     batch = bench.batch(UNMEASURED_STEPS)  # as it was: a forward may have changed its inputs
     truth = allocator_truth(trainee, batch, report.live)

@@ -56,6 +56,7 @@ EXAMINED_BY = {
     "strategies/chunk/tolerance.py": "tests/strategies/chunk/running/test_proof.py",
     "strategies/budget/eager/carrying_out.py": "tests/strategies/ac/test_budget.py",
     "strategies/budget/eager/first_call.py": "tests/strategies/ac/test_budget.py",
+    "strategies/budget/planning/recorded_bound.py": "tests/harness/trial/test_distance.py",
     "strategies/budget/planning/recomputation.py": "tests/strategies/budget/planning/test_lower_bound.py",
     "strategies/budget/compiled/joint_steps.py": "tests/strategies/budget/compiled/test_compiled_planning.py",
     "strategies/step/operator_order.py": "tests/strategies/budget/eager/test_ordered_tape.py",

@@ -25,6 +25,10 @@ LEGEND: Legend = {
         "interval reaches 1 ± 0.01."
     ),
     ("recomputed FLOPs",): "FLOPs: of products, convolutions, attention, recurrent layers and transforms.",
+    ("above bound",): (
+        "above bound: percent of a step's FLOPs recomputed above what any schedule of its operators must at "
+        "this peak."
+    ),
     ("tokens/s", "MFU / HFU"): (
         "tokens/s (a device), MFU, HFU (of a published peak): of the sweep's baseline, divided by the ratio."
     ),
@@ -160,6 +164,7 @@ _CELLS: dict[str, Callable[[Entry], Line]] = {
     "peak": peak,
     "step time vs baseline": ratio,
     "recomputed FLOPs": _number(quantities.RECOMPUTED_FLOPS),
+    "above bound": _number(quantities.ABOVE_BOUND),
     "predicted peak": _predicted_peak,
     "tokens/s": lambda entry: (entry.speed(quantities.TOKENS_PER_S) or NOTHING,),
     "MFU / HFU": _utilisation,

@@ -17,6 +17,7 @@ from harness.report.content.columns import (
     result_cells,
     twin_cells,
 )
+from harness.report.content.distances import cheaper
 from harness.report.facts import quantities
 from harness.report.facts.commands import command
 from harness.report.facts.document import NOTHING, CodeText, Line, LinePart, Mark, Statement, Table, plain
@@ -162,12 +163,18 @@ def first_differences(sweep: SweepRecords) -> tuple[Statement, ...]:
 
 
 def remarks(sweep: SweepRecords) -> tuple[Statement, ...]:
-    """Return what became of plans; of trials that do nothing it is said with that."""
+    """Return what became of plans, and who is beaten; of trials that do nothing it is said with that."""
     remarked = [entry for entry in sweep.entries if entry.record.verdict != "inert"]
     groups = grouped((remark, entry) for entry in remarked for remark in entry.plan_notes)
-    return tuple(
-        sentence(entries[0].trial, f"{and_more(len(entries) - 1)}: {remark}.", of=entries)
-        for remark, entries in groups.items()
+    return (
+        *(
+            sentence(entries[0].trial, f"{and_more(len(entries) - 1)}: {remark}.", of=entries)
+            for remark, entries in groups.items()
+        ),
+        *(
+            sentence(entry.trial, *parts, ".", of=[entry, other])
+            for entry, other, parts in cheaper(sweep.entries)
+        ),
     )
 
 

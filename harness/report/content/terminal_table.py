@@ -25,6 +25,7 @@ from harness.report.content.columns import (
     result_cells,
     twin_cells,
 )
+from harness.report.content.distances import cheaper
 from harness.report.facts.column_blocks import NARROW
 from harness.report.facts.document import NOTHING, plain
 from harness.report.facts.number_words import and_more, printable
@@ -69,8 +70,9 @@ def sheet(entries: Sequence[Entry], root: Path | None = None) -> Sheet:
     }
     if len(set(columns["model"])) < 2:  # noqa: PLR2004 (one model needs no column)
         del columns["model"]
-    if set(columns.get("predicted peak", ())) <= {NOTHING}:
-        columns.pop("predicted peak", None)
+    for heading in ("predicted peak", "above bound"):
+        if set(columns.get(heading, ())) <= {NOTHING}:
+            columns.pop(heading, None)
     return Sheet(
         columns=tuple(columns),
         rows=tuple(zip(*columns.values(), strict=True)),
@@ -203,6 +205,7 @@ def _notes_below(entries: Sequence[Entry], root: Path | None) -> Iterator[str]:
     groups = grouped((note, entry) for entry in entries for note in entry.notes)
     for note, (first, *others) in groups.items():
         yield f"{first.name}{and_more(len(others))}: {note}{_where(first.record, root)}"
+    yield from (f"{entry.name}{plain(parts)}" for entry, _, parts in cheaper(entries))
 
 
 def _where(record: Record, root: Path | None) -> str:

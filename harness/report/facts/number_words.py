@@ -26,6 +26,7 @@ class NumberUnit(StrEnum):
     SHARE = "share"  # 41%
     UTILISATION = "utilisation"  # 41.3%
     RATE = "rate"  # 2,048 a second
+    POINTS = "points"  # 24.1, a difference of percents
     COUNT = "count"
     VALUE = "value"  # as it is
 
@@ -97,6 +98,7 @@ _WRITTEN: dict[NumberUnit, Callable[[float], str]] = {
     NumberUnit.BOUND: lambda value: f"{value:.2f}",
     NumberUnit.SHARE: lambda value: f"{value:.0%}",
     NumberUnit.UTILISATION: lambda value: f"{value:.1%}",
+    NumberUnit.POINTS: lambda value: f"{value:.2f}",
     NumberUnit.RATE: lambda value: f"{value:,.0f}" if value >= _LEAST_WHOLE_RATE else f"{value:.3g}",
     NumberUnit.COUNT: lambda value: f"{value:,}",
     NumberUnit.VALUE: lambda value: f"{value:.4g}",

@@ -39,7 +39,7 @@ _WHOLE = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Request:
+class Request:
     """A node of backward asks for a value.
 
     Fields:
@@ -53,36 +53,71 @@ class _Request:
     until: int
 
 
-class AutogradBound:
-    """Bounds for one step whose backward runs as it was captured.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Backward:
+    """Backward of one step, as every schedule runs it.
 
-    Args:
-        graph: the step.
-        calls: the calls of its blocks, one for each of the graph.
-
-    Attributes:
-        minimum_bytes: a peak that every such schedule reaches.
+    Fields:
+        makers: the maker in forward of each storage that can be made again.
+        nbytes: bytes of each storage.
+        requests: the values that nodes ask for, on storages with a maker.
+        deaths: the last moment at which each of these storages lives where nobody holds it for backward.
+        held_bytes: bytes that live at each moment without what is held for backward.
+        start: the moment at which the makers have run.
     """
 
-    def __init__(self, graph: StepGraph, calls: Sequence[PlannedCall]) -> None:
-        self._graph = graph
+    makers: Mapping[int, Maker]
+    nbytes: Mapping[int, int]
+    requests: Sequence[Request]
+    deaths: Mapping[int, int]
+    held_bytes: npt.NDArray[np.int64]
+    start: int
+
+    @classmethod
+    def captured(cls, graph: StepGraph, calls: Sequence[PlannedCall]) -> Backward:
+        """Return backward of a captured step.
+
+        Args:
+            graph: the step.
+            calls: the calls of its blocks, one for each of the graph.
+        """
         makers = {
             storage: maker
             for captured, call in zip(graph.calls, calls, strict=True)
             for storage, maker in _makers(graph, captured, call)
         }
-        self._made = makers.keys()
-        self._recomputation = Recomputation(makers, graph.nbytes)
-        self._requests = [each for call in calls for each in _requests(call) if each.storage in makers]
+        return cls(
+            makers=makers,
+            nbytes=graph.nbytes,
+            requests=[each for call in calls for each in _requests(call) if each.storage in makers],
+            deaths=graph.deaths,
+            held_bytes=graph.held_bytes,
+            start=max((call.end for call in calls), default=0),
+        )
+
+
+class AutogradBound:
+    """Bounds for one step.
+
+    Args:
+        backward: its backward.
+
+    Attributes:
+        minimum_bytes: a peak that every schedule reaches.
+    """
+
+    def __init__(self, backward: Backward) -> None:
+        self._backward = backward
+        self._recomputation = Recomputation(backward.makers, backward.nbytes)
         held: dict[int, list[tuple[int, int]]] = {}
-        for each in self._requests:
+        for each in backward.requests:
             held.setdefault(each.storage, []).append((each.moment + 1, each.until))
-        self._there_bytes = graph.held_bytes + self._bytes_over_time(held)
-        for each in self._requests:
+        self._there_bytes = backward.held_bytes + self._bytes_over_time(held)
+        for each in backward.requests:
             held[each.storage].append((0, each.moment))
-        self._most_bytes = graph.held_bytes + self._bytes_over_time(held)
+        self._most_bytes = backward.held_bytes + self._bytes_over_time(held)
         self.minimum_bytes = int(self._there_bytes.max())
-        self._moments = self._chosen(max((call.end for call in calls), default=0))
+        self._moments = self._chosen()
 
     def cost(self, budget_bytes: int, host_bytes: int = 0) -> float:
         """Return the least FLOPs of what runs again within a budget; endless where no schedule keeps it.
@@ -101,37 +136,40 @@ class AutogradBound:
         Args:
             spans: first and last moments of each storage; where they overlap, it counts once.
         """
-        changes = np.zeros(len(self._graph.held_bytes) + 1, dtype=np.int64)
+        changes = np.zeros(len(self._backward.held_bytes) + 1, dtype=np.int64)
         for storage, each in spans.items():
-            free = self._graph.deaths[storage] + 1
+            free = self._backward.deaths[storage] + 1
             for first, last in sorted(each):
                 if max(first, free) <= last:
-                    changes[max(first, free)] += self._graph.nbytes[storage]
-                    changes[last + 1] -= self._graph.nbytes[storage]
+                    changes[max(first, free)] += self._backward.nbytes[storage]
+                    changes[last + 1] -= self._backward.nbytes[storage]
                     free = last + 1
         return np.cumsum(changes)[:-1]
 
-    def _chosen(self, start: int) -> list[Moment]:
-        """Return the moments from `start` on at which the most bytes are there or wanted.
+    def _chosen(self) -> list[Moment]:
+        """Return the moments of backward at which the most bytes are there or wanted.
 
         Between two changes of what is there and wanted, that moment counts at which the most is there.
         """
-        changes = {start, *(self._graph.deaths[storage] + 1 for storage in self._made)}
-        changes.update(at for each in self._requests for at in (each.moment + 1, each.until + 1))
+        start = self._backward.start
+        changes = {start, *(self._backward.deaths[storage] + 1 for storage in self._backward.makers)}
+        changes.update(at for each in self._backward.requests for at in (each.moment + 1, each.until + 1))
         starts = np.array(sorted(at for at in changes if start <= at < len(self._there_bytes)))
-        if not self._requests or not len(starts):
+        if not self._backward.requests or not len(starts):
             return []
         there, most = (np.maximum.reduceat(each, starts) for each in (self._there_bytes, self._most_bytes))
         highest = np.argsort(-most, kind="stable")[:_TRIED]
         return [self._moment(int(starts[at]), int(there[at])) for at in highest]
 
     def _moment(self, moment: int, held_bytes: int) -> Moment:
-        alive = {storage for storage in self._made if moment <= self._graph.deaths[storage]}
+        alive = {storage for storage in self._backward.makers if moment <= self._backward.deaths[storage]}
         return Moment(
             there=frozenset(
-                alive.union(each.storage for each in self._requests if each.moment < moment <= each.until)
+                alive.union(
+                    each.storage for each in self._backward.requests if each.moment < moment <= each.until
+                )
             ),
-            wanted=frozenset(each.storage for each in self._requests if each.moment >= moment),
+            wanted=frozenset(each.storage for each in self._backward.requests if each.moment >= moment),
             held_bytes=held_bytes,
         )
 
@@ -152,7 +190,7 @@ def _maker(unit: Unit, operators: Sequence[StepOperator], call: PlannedCall) -> 
     return Maker(reads=first.reads, cost=first.flops)
 
 
-def _requests(call: PlannedCall) -> Iterator[_Request]:
+def _requests(call: PlannedCall) -> Iterator[Request]:
     """Yield the values that nodes of backward ask a call for."""
     for storage, moment, until in zip(call.program.asked, call.asked, call.until, strict=True):
-        yield _Request(storage=call.number_of(storage), moment=moment, until=until)
+        yield Request(storage=call.number_of(storage), moment=moment, until=until)

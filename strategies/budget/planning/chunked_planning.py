@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from strategies.budget.plan import Plan, readable
-from strategies.budget.planning.planner import BudgetBelowMinimum, LeastFlops, Objective, Planner, cost
+from strategies.budget.planning.planner import BudgetBelowMinimum, Objective, Planner, cost
+from strategies.budget.planning.recomputation import LeastFlops
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -49,12 +49,18 @@ class LowerBound:
     Args:
         graph: the step.
         cost: cost of running an operator again.
+        blocks: calls of blocks in the step; those of the graph where nobody says.
     """
 
     def __init__(
-        self, graph: StepGraph, cost: Callable[[StepOperator], float] = lambda operator: operator.flops
+        self,
+        graph: StepGraph,
+        cost: Callable[[StepOperator], float] = lambda operator: operator.flops,
+        *,
+        blocks: int | None = None,
     ) -> None:
         self._graph = graph
+        self._blocks = max(len(graph.calls) if blocks is None else blocks, 1)
         self._reads = _reads_of_step(graph.operators)
         self._maker = {
             storage: index for index, operator in enumerate(graph.operators) for storage in operator.makes
@@ -95,9 +101,12 @@ class LowerBound:
         """Return the moments of those early operators of backward after which the most bytes are needed."""
         graph = self._graph
         backward = [index for index, each in enumerate(graph.operators) if not each.is_forward]
-        early = backward[: len(backward) // max(len(graph.calls), 1) * 2 + 16]
-        early.sort(key=lambda index: self._bytes_of(self._own(index)), reverse=True)
+        early = backward[: len(backward) // self._blocks * 2 + 16]
         before, after = _ancestors(graph.operators, self._reads), _later_reads(graph.operators)
+        # after a weight's gradient, nothing but the update is needed: little follows from it
+        most = max((after[index].bit_count() for index in early), default=0)
+        early = [index for index in early if 2 * after[index].bit_count() >= most]
+        early.sort(key=lambda index: self._bytes_of(self._own(index)), reverse=True)
         outliving = sum(1 << storage for storage in graph.gradients)
         moments = []
         for index in early[:_CONSIDERED]:

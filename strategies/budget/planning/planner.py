@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 
 from strategies.base import StrategyError
 from strategies.budget.plan import BlockPlan, Plan, Value
-from strategies.budget.planning.autograd_bound import AutogradBound
+from strategies.budget.planning.autograd_bound import AutogradBound, Backward
 from strategies.budget.planning.block_choice import Choice, Group, Stage, cheapest, smallest_budget
 from strategies.budget.planning.block_options import CallOptions, Option
 from strategies.budget.planning.block_program import PlannedCall, planned_call
 from strategies.budget.planning.group_options import Groups
 from strategies.budget.planning.group_simulation import group_effect
 from strategies.budget.planning.lower_bound import LowerBound
+from strategies.budget.planning.recomputation import LeastFlops
 from strategies.budget.planning.simulation import PLAIN, RANDOM_STATE_BYTES, Effect, peak_bytes, totals_of
 from strategies.step.step_graph import BlockCall, StepGraph, StepOperator
 
@@ -44,29 +44,6 @@ Of plans of equal FLOPs those are the fastest that leave whole blocks as they ar
 
 _TIE = 1e-6
 """Share of a step's FLOPs that a second counts, so that of equal FLOPs the fastest is chosen."""
-
-
-class LeastFlops(NamedTuple):
-    """Bounds of what runs again within a budget; endless where no schedule keeps it.
-
-    Fields:
-        of_any: FLOPs of any schedule of the step's operators.
-        of_autograd: FLOPs of those that leave backward to autograd, or to the order of compiled graphs.
-    """
-
-    of_any: float
-    of_autograd: float
-
-    def in_plan(self) -> dict[str, Any]:
-        """Return the fields of a plan, 0 where no schedule was found."""
-        return {
-            "lower_bound_extra_flops": _finite(self.of_any),
-            "lower_bound_autograd_flops": _finite(self.of_autograd),
-        }
-
-
-def _finite(flops: float) -> int:
-    return int(flops) if math.isfinite(flops) else 0
 
 
 class BudgetBelowMinimum(StrategyError):  # noqa: N818 (it says what is wrong)
@@ -172,7 +149,7 @@ class Planner:
         self.plain_peak_bytes = self._peak_bytes(self._plain())
         self.step_flops, self.step_s = graph.flops, graph.seconds
         self.bound = LowerBound(graph, _seconds if objective == "time" else _flops)
-        self.autograd_bound = AutogradBound(graph, self._calls)
+        self.autograd_bound = AutogradBound(Backward.captured(graph, self._calls))
         self._least: dict[int, LeastFlops] = {}  # by budget
         self._smallest = self._choice_of_fewest_bytes()
         self.minimum_feasible_bytes = self._peak_bytes(self._smallest)

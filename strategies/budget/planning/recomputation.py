@@ -11,9 +11,10 @@ Source: HiGHS (Huangfu and Hall, 2018) solves both programmes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +31,29 @@ _MARGIN = 1e-7
 """Share by which a bound is lowered, because the solver computes with floating point numbers."""
 
 _INFEASIBLE = 2
+
+
+class LeastFlops(NamedTuple):
+    """Bounds of what runs again within a budget; endless where no schedule keeps it.
+
+    Fields:
+        of_any: FLOPs of any schedule of the step's operators.
+        of_autograd: FLOPs of those that leave backward to autograd, or to the order of compiled graphs.
+    """
+
+    of_any: float
+    of_autograd: float
+
+    def in_plan(self) -> dict[str, Any]:
+        """Return the fields of a plan, 0 where no schedule was found."""
+        return {
+            "lower_bound_extra_flops": _finite(self.of_any),
+            "lower_bound_autograd_flops": _finite(self.of_autograd),
+        }
+
+
+def _finite(flops: float) -> int:
+    return int(flops) if math.isfinite(flops) else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from strategies.budget.planning.autograd_bound import AutogradBound
+from strategies.budget.planning.autograd_bound import AutogradBound, Backward
 from strategies.budget.planning.block_program import planned_call
 from strategies.budget.planning.planner import Planner
 from strategies.step.step_graph import BlockCall, Redemption, StepGraph, StepOperator
@@ -25,7 +25,7 @@ SHARES = (0.05, 0.3, 0.6)
 
 
 def bound_of(graph: StepGraph) -> AutogradBound:
-    return AutogradBound(graph, [planned_call(graph, call) for call in graph.calls])
+    return AutogradBound(Backward.captured(graph, [planned_call(graph, call) for call in graph.calls]))
 
 
 def written(values: int, *, seed: int, writes: bool = False) -> StepGraph:
