@@ -33,9 +33,9 @@ def command(experiment: Mapping[str, Any]) -> str | None:
     return shlex.join(["acbench", *_overrides(experiment)])
 
 
-def default(option: str) -> Any:
-    """Return the default of an option that is in no group."""
-    return _yaml("config").get(option)
+def default(option: str, of: str = "config") -> Any:
+    """Return the default of an option that is in no group, or of a choice such as `mesh/single`."""
+    return _yaml(of).get(option)
 
 
 def _overrides(experiment: Mapping[str, Any]) -> Iterator[str]:

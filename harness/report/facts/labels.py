@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from harness.report.facts.commands import default
 from harness.report.facts.number_words import escaped, printable
 
 ExperimentFields = Mapping[str, Any]
@@ -18,6 +19,9 @@ _GROUPS = (*_VARIANT, *_NAMED, "mesh")
 _MESH_SIZES = ("dp_replicate", "dp_shard", "tp", "pp")
 _OF_THE_CHOICE = ("wrap_order",)
 """Scalar fields that say how a strategy is applied."""
+
+_LEFT_OUT = ("microbatches", "sync")
+"""Fields that an experiment has only with another value than their default."""
 
 _SPLIT = ("kwargs", "overrides")
 """Options that hold options."""
@@ -96,6 +100,7 @@ def labels(experiments: Sequence[ExperimentFields]) -> list[Label]:
 
     An option of a group is shown where it differs between trials that chose the same option of that group.
     """
+    experiments = _with_defaults(experiments)
     options, scalars = _swept_options(experiments), _swept_scalars(experiments)
     names = [group for group in ("data", "protocol") if len(_names(experiments, group)) > 1]
     found = []
@@ -121,6 +126,7 @@ def fields_that_differ(experiments: Sequence[ExperimentFields]) -> dict[str, lis
     An option of a group counts where it differs between trials that chose the same option of that group.
     """
     found: dict[str, list[str]] = {}
+    experiments = _with_defaults(experiments)
     options = _swept_options(experiments)
     for group in _GROUPS:
         if len(names := _names(experiments, group)) > 1:
@@ -133,6 +139,21 @@ def fields_that_differ(experiments: Sequence[ExperimentFields]) -> dict[str, lis
         values = (experiment[name] for experiment in experiments if name in experiment)
         found[name] = list(dict.fromkeys(map(_plain, values)))
     return found
+
+
+def _with_defaults(experiments: Sequence[ExperimentFields]) -> list[ExperimentFields]:
+    """Return experiments with the defaults that one leaves out, where another one has something else."""
+    scalars = {
+        name: default(name) for name in _LEFT_OUT if any(name in experiment for experiment in experiments)
+    }
+    meshes = [mesh for each in experiments if isinstance(mesh := each.get("mesh"), Mapping)]
+    options = {name: default(name, "mesh/single") for mesh in meshes for name in mesh if name in _LEFT_OUT}
+    return [
+        scalars | {**each, "mesh": options | {**mesh}}
+        if isinstance(mesh := each.get("mesh"), Mapping)
+        else {**scalars, **each}
+        for each in experiments
+    ]
 
 
 def _swept_options(experiments: Sequence[ExperimentFields]) -> set[tuple[str, str, str]]:

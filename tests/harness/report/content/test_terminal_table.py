@@ -437,3 +437,17 @@ def test_brackets_are_text_and_no_markup() -> None:
     swept = [experiment(ac={"save_ops": [name]}) for name in ("bold", "red")]
     print_table([record(each) for each in swept], stream=stream)
     assert "save_ops=[bold]" in stream.getvalue()
+
+
+def test_a_default_that_a_record_leaves_out_is_said_where_another_has_something_else() -> None:
+    swept = [{}, {"microbatches": 4}]
+    assert [each.variant for each in labels([experiment("full") | each for each in swept])] == [
+        "full microbatches=1",
+        "full microbatches=4",
+    ]
+    mesh = {"name": "shard2", "dp_shard": 2}
+    meshes = [mesh, mesh | {"sync": "last"}]
+    assert [each.mesh for each in labels([experiment("full") | {"mesh": each} for each in meshes])] == [
+        "shard2 sync=each",
+        "shard2 sync=last",
+    ]
