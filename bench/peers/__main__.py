@@ -10,6 +10,7 @@ PARTS = {
     "against": "peers of ac=budget: same model, same meters, one run",
     "head_loss": "chunked losses of others beside chunk=budget",
     "shipped": "what libraries switch on, next to ours",
+    "split_backward": "torch's checkpoint beside ours where backward comes in two parts",
     "figure": "a figure of what the first part has written",
 }
 

@@ -427,11 +427,9 @@ class Experiment(Recipe):
         if getattr(self.ac, "use_reentrant", False):
             problem = f"true does not suit {schedule}, which asks for gradients of inputs by autograd.grad"
             raise ConfigError("ac.use_reentrant", f"{problem}; use {options}")
-        if name_of(self.ac) in {"selective_op", "torch_remat"}:
-            problem = (
-                f"{name_of(self.ac)} does not suit {schedule}, whose two parts of a backward ask it twice"
-            )
-            raise ConfigError("ac", f"{problem}: torch recomputes such a region once; use {options}")
+        if name_of(self.ac) == "torch_remat":
+            problem = f"torch_remat does not suit {schedule}, whose two parts of a backward ask it twice"
+            raise ConfigError("ac", f"{problem}: it recomputes a region once; use {options}, or ac=full")
         if self.mesh.is_sharded and self.mesh.reshard_after_forward:
             problem = (
                 f"true does not suit {schedule}: torch looks for the weights of a backward in two parts "

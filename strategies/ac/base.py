@@ -11,6 +11,7 @@ from strategies import generators
 from strategies.base import Observation, RunnableStep, Strategy, StrategyError, check_simple_fields
 from strategies.budget.eager import first_call
 from strategies.regions import blocks, offloading, recomputation, region, rewind
+from strategies.regions.split_backward import require_split_backward
 from strategies.written import file_text
 
 if TYPE_CHECKING:
@@ -147,6 +148,10 @@ class Recomputing(ActivationCheckpointing):
         offload: keep the saved inputs of regions in host memory.
         rewind: recompute with the state that forward found: buffers and attributes of the block's modules,
             Python's and NumPy's random numbers, context variables; afterwards all is as it was before.
+        split_backward: where a pipeline's schedule runs the backward of inputs and that of parameters apart:
+            `hold` what the second needs of the one recomputation, recompute once `again` for it, or leave it
+            to `torch`, which recomputes once for each group of parameters. A backward of one piece is the
+            same with each; ignored with `use_reentrant` and in compiled code.
     """
 
     preserve_rng_state: bool = True
@@ -154,6 +159,12 @@ class Recomputing(ActivationCheckpointing):
     use_reentrant: bool = False
     offload: bool = False
     rewind: bool = False
+    split_backward: str = "hold"
+
+    def __post_init__(self) -> None:
+        """Refuse another `split_backward` than there are."""
+        ActivationCheckpointing.__post_init__(self)  # a slotted dataclass has no zero-argument super()
+        require_split_backward(self.split_backward)
 
     def check_compilation(self, order: str, scope: str) -> None:  # noqa: ARG002 (blocks and models alike)
         """Refuse regions that no compiler records: it gave up the whole block, and compiled nothing.
@@ -219,6 +230,7 @@ class Recomputing(ActivationCheckpointing):
                 use_reentrant=self.use_reentrant,
                 save_list=save_list,
                 within=self._within(),
+                split_backward=self.split_backward,
                 rewind=rewind.Rewind(generators=latest_states) if self.rewind else None,
             )
             if not self.offload:

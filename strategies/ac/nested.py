@@ -24,6 +24,7 @@ from strategies.nested import nest_options, nested_forward, tape_listing
 from strategies.nested.nested_regions import Path, even_paths, parse_path, path_name
 from strategies.regions import blocks, region
 from strategies.regions.offload_kinds import OFFLOAD_KINDS, OffloadKind
+from strategies.regions.split_backward import require_split_backward
 from strategies.text_files import read_text
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class Nested(Strategy):
         early_stop: end a recomputation when the last needed tensor is there.
         rewind: recompute with the state that forward found: buffers and attributes of modules, Python's and
             NumPy's random numbers, context variables; afterwards all is as it was before.
+        split_backward: where a pipeline's schedule runs the backward of inputs and that of parameters apart:
+            `hold` what the second needs of recomputations, or recompute `again` for it.
 
     Source: Chen et al. 2016, arXiv:1604.06174, section 4.1 and algorithm 2 (recursion); ColossalAI's
         nested activation checkpoint code generation for the labels.
@@ -79,6 +82,7 @@ class Nested(Strategy):
     preserve_rng_state: bool = True
     early_stop: bool = True
     rewind: bool = True
+    split_backward: str = "hold"
 
     def __post_init__(self) -> None:
         """Read the file of labels, and turn labels, levels, offload and keep into paths, or refuse them."""
@@ -97,6 +101,7 @@ class Nested(Strategy):
         ):
             object.__setattr__(self, name, parse(getattr(self, name)))
         self._check_offload()
+        require_split_backward(self.split_backward, ("hold", "again"))
 
     def _check_offload(self) -> None:
         """Refuse kept regions that are not offloaded, and offloaded internals that nobody saves."""
@@ -192,6 +197,7 @@ class Nested(Strategy):
             preserve_rng_state=self.preserve_rng_state,
             early_stop=self.early_stop,
             rewind=self.rewind,
+            split_backward=self.split_backward,
             offload=kinds,
         )
         return settings, plain

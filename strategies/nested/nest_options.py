@@ -49,7 +49,7 @@ class Nest:
     Fields:
         labels: labels of its submodules.
         kept: regions that are not recomputed.
-        preserve_rng_state, early_stop, rewind: options of recomputation.
+        preserve_rng_state, early_stop, rewind, split_backward: options of recomputation.
         offload: what of a region waits in host memory, by the region's path.
         ledger: ledger of the host copies.
         rewinds: what was learned of the state of modules.
@@ -60,6 +60,7 @@ class Nest:
     preserve_rng_state: bool = True
     early_stop: bool = True
     rewind: bool = True
+    split_backward: str = "hold"
     offload: Mapping[Path, OffloadKind] = field(default_factory=dict)
     ledger: HostLedger = field(default_factory=HostLedger)
     rewinds: Rewinds = field(default_factory=Rewinds)

@@ -146,7 +146,7 @@ class OpenRegions:
         if call is None and self._open:
             return packed_by(self.around, tensor)
         is_settled = self.is_settled and call is not None
-        ticket = Ticket(tensor)
+        ticket = Ticket(tensor, holds=self._nest.split_backward == "hold")
         if call is not None:
             call.tickets.append(weakref.ref(ticket))
         if is_settled and self._recomputed is not None:

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import CheckpointError
 from strategies.nested.nest_options import Regions
 from strategies.nested.nested_regions import path_name
 from strategies.regions.saved_tensors import Packed
+from strategies.regions.split_backward import runs_again
 from strategies.regions.versions import Version
 
 
@@ -21,13 +22,14 @@ class Recomputed(Protocol):
 
 
 class Ticket:
-    """Redeemed once for the tensor, which a recomputation of its region fills in.
+    """Redeemed for the tensor, which a recomputation of its region fills in: once in each backward.
 
     Tickets are held weakly by others, so a region that nobody needs is not recomputed, and all dies with the
     graph.
 
     Args:
         saved: the tensor.
+        holds: keep what is filled in where its node of autograd runs again in the weight part of a backward.
 
     Attributes:
         packed: what returns the tensor, while no region recomputes it.
@@ -35,9 +37,10 @@ class Ticket:
         regions: all recomputed regions around it.
     """
 
-    __slots__ = ("__weakref__", "_filled", "_kind", "_version", "packed", "region", "regions")
+    __slots__ = ("__weakref__", "_filled", "_holds", "_kind", "_version", "packed", "region", "regions")
 
-    def __init__(self, saved: Tensor) -> None:
+    def __init__(self, saved: Tensor, *, holds: bool) -> None:
+        self._holds = holds
         self.packed: Packed | None = None
         self.region: Recomputed | None = None
         self.regions: Regions = ()
@@ -83,7 +86,9 @@ class Ticket:
         if self._filled is None:
             assert self.region is not None
             self.region.recompute(self.regions)
-        filled, self._filled = self._filled, None
+        filled = self._filled
+        if not (self._holds and runs_again()):
+            self._filled = None
         if filled is None:
             name = path_name(self.regions[-1])
             raise CheckpointError(f"ac: the recomputation of region {name} saved fewer tensors than forward")

@@ -19,6 +19,7 @@ from strategies.regions.own_parameters import with_own_parameters
 from strategies.regions.policy import selective_contexts
 from strategies.regions.rewind import Rewind, RewoundCall, all_modules
 from strategies.regions.saved_tensors import likened, without_graph
+from strategies.regions.split_backward import holding
 from strategies.regions.torch_facts import selective_takes_hooks
 
 
@@ -35,6 +36,7 @@ class Recomputation:
         rewind: the state that a recomputation finds as forward did; `None` leaves it as it is by then.
         fired: entries of `save_list` that an operator in forward has matched, in any step.
         asks_for_parameters: refuse other parameters than forward's; false where the body does that.
+        split_backward: what stays between the parts of a backward; not of compiled or reentrant regions.
     """
 
     preserve_rng_state: bool
@@ -45,6 +47,7 @@ class Recomputation:
     rewind: Rewind | None = None
     fired: set[str] = field(default_factory=set)
     asks_for_parameters: bool = True
+    split_backward: str = "torch"
     _saving: Callable[[], Any] | None = field(init=False)
     _hooks: dict[str, bool] = field(init=False)
 
@@ -97,8 +100,9 @@ class Recomputation:
         def run(*inputs: Any) -> Any:
             return body(*inputs[:count], **dict(zip(names, inputs[count:], strict=True)))
 
+        holds = self.split_backward != "torch" and not torch.compiler.is_compiling()
         return checkpoint(
-            run,
+            holding(run, self.split_backward) if holds else run,
             *args,
             *kwargs.values(),
             use_reentrant=False,

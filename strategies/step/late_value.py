@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from strategies.base import StrategyError
+from strategies.regions.split_backward import runs_again
 from strategies.regions.versions import Version, alias_of_plain
 from strategies.step.memory_layout import MemoryLayout
 from strategies.step.operator_mode import OperatorMode
@@ -153,7 +154,7 @@ def second_backward() -> StrategyError:
 
 
 class KeptTicket:
-    """Redeemed once: for a plain tensor that is kept as it is.
+    """Redeemed for a plain tensor that is kept as it is, once in each part of a backward.
 
     Args:
         saved: the tensor.
@@ -185,7 +186,9 @@ class KeptTicket:
         return given(self._redeem, layout, device)
 
     def _redeem(self) -> Tensor:
-        tensor, self._tensor = self._tensor, None
+        tensor = self._tensor
+        if not runs_again():
+            self._tensor = None
         if tensor is None:
             raise second_backward()
         if tensor._version != self._expected:  # noqa: SLF001 (as autograd checks it)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from strategies.budget.eager.contents import Content, compute
+from strategies.regions.split_backward import runs_again
 from strategies.regions.versions import Version, modified
 from strategies.step.late_value import second_backward
 from strategies.step.memory_layout import MemoryLayout
@@ -13,7 +14,7 @@ from strategies.step.ordered_mode import Pause
 
 
 class SliceTicket:
-    """Redeemed once: for what was kept, or by the operators that it needs.
+    """Redeemed for what was kept, or by the operators that it needs, once in each part of a backward.
 
     Args:
         content: what the tensor's storage held.
@@ -35,7 +36,7 @@ class SliceTicket:
 
     @property
     def content(self) -> Content | None:
-        """The content that it stands for; `None` where it was redeemed."""
+        """The content that it stands for; `None` where it was redeemed for the last time."""
         return self._content
 
     def follow(self, latest: Content) -> None:
@@ -53,7 +54,9 @@ class SliceTicket:
             StrategyError: it was redeemed before, or something that it needs was changed since.
             RuntimeError: it was written to in place, in the words of autograd.
         """
-        content, self._content = self._content, None
+        content = self._content
+        if not runs_again():
+            self._content = None
         if content is None:
             raise second_backward()
         if content.is_past:

@@ -83,9 +83,10 @@ class _Told(Watcher):
 
 
 def _llama(variant: str, schedule: str, **recipe: Any) -> Experiment:
+    variant, _, mode = variant.partition(" ")
     case = cases.experiment(
         model="llama", mesh=Mesh(pp=2, pp_schedule=schedule, **recipe), variant=variant, batch_size=8,
-        sequence_length=16, microbatches=4,
+        sequence_length=16, microbatches=4, options={"split_backward": mode} if mode else None,
     )  # fmt: skip
     return replace(case, model=replace(case.model, n_layers=8, max_positions=64))  # type: ignore[call-arg]
 
@@ -131,13 +132,29 @@ MEASURED = [
     ("full", "gpipe", (40_704, 61_328), (245_520, 307_400), [(16, 16, 0)] * 2),
     ("none", "1f1b", (285_696, 306_320), (591_888, 322_724), [(16, 0, 0)] * 2),
     ("full", "1f1b", (40_704, 61_328), (168_208, 123_428), [(16, 16, 0)] * 2),
-    # the first stage takes its backward as a whole; of the others torch recomputes a block for the input and
-    # for each of its 9 groups of parameters
-    ("full", "zero_bubble", (22_400, 43_024), (964_560, 1_087_712), [(16, 8, 8 + 9 * 8), (16, 16, 9 * 16)]),
+    # the first stage takes its backward as a whole, which counts as its weight part
+    ("none", "zero_bubble", (144_896, 165_520), (694_288, 833_840), [(16, 0, 0)] * 2),
+    ("full", "zero_bubble", (22_400, 43_024), (266_512, 463_408), [(16, 8, 8), (16, 16, 0)]),
+    ("selective_op", "zero_bubble", (97_152, 117_776), (498_960, 629_296), [(16, 8, 8), (16, 16, 0)]),
+    # of the others torch recomputes a block for the input and for each of its 9 groups of parameters
+    ("full torch", "zero_bubble", (22_400, 43_024), (964_560, 1_087_712), [(16, 8, 8 + 9 * 8), (16, 16, 9 * 16)]),
+]
+
+MORE = [
+    ("full again", "zero_bubble", (22_400, 43_024), (259_280, 382_432), [(16, 8, 16), (16, 16, 16)]),
+    ("selective_layer", "zero_bubble", (83_648, 104_272), (477_968, 646_192), [(16, 4, 4), (16, 8, 0)]),
+    ("nested", "zero_bubble", (13_248, 33_872), (229_904, 426_800), [(16, 12, 12), (16, 24, 0)]),
+    ("offload", "zero_bubble", (4_096, 28_816), (147_472, 315_696), [(16, 0, 0)] * 2),
+    ("none", "zbv", (165_520, 140_800), (727_212, 725_520), [(16, 0, 0)] * 2),
+    ("full", "zbv", (43_024, 18_304), (299_436, 534_928), [(16, 8, 8), (16, 16, 0)]),
+    ("selective_op", "zbv", (117_776, 93_056), (531_884, 559_504), [(16, 8, 8), (16, 16, 0)]),
 ]
 
 
-@pytest.mark.parametrize(("variant", "schedule", "left", "peaks", "forwards"), MEASURED)
+@pytest.mark.parametrize(
+    ("variant", "schedule", "left", "peaks", "forwards"),
+    [*MEASURED, *(pytest.param(*row, marks=pytest.mark.matrix) for row in MORE)],
+)
 def test_bytes_and_forwards_of_ranks(
     pool2: RankPool,
     variant: str,

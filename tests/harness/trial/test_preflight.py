@@ -173,9 +173,9 @@ def test_refuses_operators_that_cannot_be_saved(line: str, message: str) -> None
             "mesh=pp2 microbatches=4 model=llama_nano ac=budget ac.fraction=0.5": "ac: budget plans a step that "
             "holds one call of each block, and a pipeline holds several; use ac=full or selective_op, or "
             "mesh.pp=1",
-            "mesh=pp2 mesh.pp_schedule=zbv microbatches=4 model=llama_nano ac=selective_op": "ac: selective_op "
-            "does not suit zbv, whose two parts of a backward ask it twice: torch recomputes such a region "
-            "once; use mesh.pp_split_backward=false or mesh.pp_schedule=1f1b",
+            "mesh=pp2 mesh.pp_schedule=zbv microbatches=4 model=llama_nano ac=torch_remat": "ac: torch_remat "
+            "does not suit zbv, whose two parts of a backward ask it twice: it recomputes a region once; "
+            "use mesh.pp_split_backward=false or mesh.pp_schedule=1f1b, or ac=full",
             "mesh=pp2 mesh.pp_schedule=zbv microbatches=4 model=llama_nano ac=full ac.use_reentrant=true": (
                 "ac.use_reentrant: true does not suit zbv, which asks for gradients of inputs by "
                 "autograd.grad; use mesh.pp_split_backward=false or mesh.pp_schedule=1f1b"
