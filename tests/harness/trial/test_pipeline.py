@@ -137,7 +137,13 @@ MEASURED = [
     ("full", "zero_bubble", (22_400, 43_024), (266_512, 463_408), [(16, 8, 8), (16, 16, 0)]),
     ("selective_op", "zero_bubble", (97_152, 117_776), (498_960, 629_296), [(16, 8, 8), (16, 16, 0)]),
     # of the others torch recomputes a block for the input and for each of its 9 groups of parameters
-    ("full torch", "zero_bubble", (22_400, 43_024), (964_560, 1_087_712), [(16, 8, 8 + 9 * 8), (16, 16, 9 * 16)]),
+    (
+        "full torch",
+        "zero_bubble",
+        (22_400, 43_024),
+        (964_560, 1_087_712),
+        [(16, 8, 8 + 9 * 8), (16, 16, 9 * 16)],
+    ),
 ]
 
 MORE = [
