@@ -101,7 +101,14 @@ def outer_products() -> Any:
 
 def cheap_chains() -> Any:
     """Return blocks of many operators without FLOPs."""
-    cheap = (torch.sin, torch.exp, torch.tanh, torch.sigmoid, functional.gelu, torch.cos)
+    cheap: tuple[Callable[[Tensor], Tensor], ...] = (
+        torch.sin,
+        torch.exp,
+        torch.tanh,
+        torch.sigmoid,
+        functional.gelu,
+        torch.cos,
+    )
     blocks: list[nn.Module] = [
         nn.Sequential(
             nn.Linear(48, 48),
