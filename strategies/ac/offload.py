@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING
 
 from strategies.ac.base import ActivationCheckpointing, RegionMaker
-from strategies.base import RunnableStep
+from strategies.base import RunnableStep, StrategyError
 from strategies.regions import offloading
 from strategies.written import file_text
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from strategies.regions.region import RegionCallSite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,11 +33,54 @@ class Offload(ActivationCheckpointing):
 
     On CUDA the host memory is pinned and copies overlap computation on a stream of their own.
 
+    Fields:
+        keep_last: number of blocks at the end that keep what they save: backward begins there. >= 0.
+        least_bytes: storages below this size stay on the device, >= 0.
+
     Source: Ren et al. 2021, arXiv:2101.06840; `torch.autograd.graph.saved_tensors_hooks`.
     """
 
-    acts_on_each_block_alone: ClassVar[bool] = True
-    scales_with_batch: ClassVar[bool] = True
+    keep_last: int = 0
+    least_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse numbers below 0."""
+        ActivationCheckpointing.__post_init__(self)  # a slotted dataclass has no zero-argument super()
+        for name in ("keep_last", "least_bytes"):
+            if getattr(self, name) < 0:
+                raise StrategyError(f"ac.{name}", f"must be at least 0, got {getattr(self, name)}")
+
+    @property
+    def acts_on_each_block_alone(self) -> bool:  # type: ignore[override]
+        """True where no block is kept for its place."""
+        return not self.keep_last
+
+    @property
+    def scales_with_batch(self) -> bool:  # type: ignore[override]
+        """True where no size decides."""
+        return not self.least_bytes
+
+    def call_site(self, model: nn.Module) -> RegionCallSite:
+        """Return a callable that runs `model` as one region.
+
+        Raises:
+            StrategyError: the model is checkpointed already, or blocks are kept.
+        """
+        if self.keep_last:
+            problem = "call_site makes the model one region, and ac.keep_last chooses among blocks"
+            raise StrategyError("wrap_order", f"{problem}; use inside_fsdp")
+        return ActivationCheckpointing.call_site(self, model)
+
+    def _chosen(self, fqns: Sequence[str]) -> Sequence[str]:
+        """Return all blocks but the last.
+
+        Raises:
+            StrategyError: there are not so many.
+        """
+        if self.keep_last >= len(fqns):
+            problem = f"is {self.keep_last}, and the model has {len(fqns)} blocks"
+            raise StrategyError("ac.keep_last", f"{problem}; use at most {len(fqns) - 1}, or ac=none")
+        return fqns[: len(fqns) - self.keep_last]
 
     def _file(
         self,
@@ -41,8 +89,11 @@ class Offload(ActivationCheckpointing):
         step: Callable[[], RunnableStep],  # noqa: ARG002 (nothing runs)
     ) -> str:
         """Return the file that moves what blocks save; unlike here, copies do not overlap computation."""
+        if self.least_bytes:
+            problem = f"is {self.least_bytes}, which a written file has no words for; use 0"
+            raise StrategyError("ac.least_bytes", problem)
         return file_text.offloading_file(chosen, **header)
 
     def _region_maker(self) -> RegionMaker:
         ledger = offloading.HostLedger()
-        return lambda: offloading.Offloading(ledger=ledger)
+        return lambda: offloading.Offloading(ledger=ledger, least_bytes=self.least_bytes)

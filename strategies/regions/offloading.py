@@ -50,6 +50,7 @@ class Offloading:
         ledger: the copies of all regions of one model, so that a storage saved in two is moved once.
         kind: `all` chooses every saved tensor; `inputs` those whose storage is that of a tensor among
             the arguments, be it a view; `internals` all but these.
+        least_bytes: size of the smallest storages that are chosen.
 
     Raises:
         StrategyError: `kind` is invalid.
@@ -57,6 +58,7 @@ class Offloading:
 
     ledger: HostLedger
     kind: OffloadKind = "all"
+    least_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in OFFLOAD_KINDS:
@@ -146,6 +148,8 @@ class _Pack:
         self._fresh.clear()
 
     def _is_chosen(self, local: Tensor) -> bool:
+        if local.untyped_storage().nbytes() < self._region.least_bytes:
+            return False
         if self._region.kind == "all":
             return True
         return (key_of(local) in self._inputs) == (self._region.kind == "inputs")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.rnn import pack_sequence
 
+from strategies import StrategyError
 from strategies.ac.offload import Offload
 from strategies.regions.host_copies import HostCopy, HostLedger
 from strategies.regions.versions import Version
@@ -261,3 +262,58 @@ def test_a_compiler_may_record_around_the_hooks() -> None:
         gradients.append([x.grad, *(parameter.grad for parameter in model.parameters())])
     assert all(map(torch.equal, *gradients))
     assert strategy.observe(model).offloaded_bytes > 0
+
+
+@pytest.mark.parametrize(("least_bytes", "moved_bytes"), [(X, X), (X + 1, 0)], ids=["equal", "smaller"])
+def test_small_storages_stay(least_bytes: int, moved_bytes: int) -> None:
+    strategy, model = Offload(layers_fqn="layers", least_bytes=least_bytes), Stack(Body(lambda _, x: x.exp()))
+    strategy.apply(model)
+    x = torch.randn(8, WIDTH, requires_grad=True)
+    outputs = model(x)
+    outputs.sum().backward()
+    assert strategy.observe(model).offloaded_bytes == moved_bytes
+    assert torch.equal(x.grad, outputs)  # type: ignore[arg-type]
+
+
+def test_the_last_blocks_keep_what_they_save() -> None:
+    moved = []
+    for keep_last in (0, 1, 2):
+        strategy = Offload(layers_fqn="layers", keep_last=keep_last)
+        model = strategy.apply(toy())
+        assert differences(train_step(toy()), train_step(model)) == []  # type: ignore[arg-type]
+        moved.append(strategy.observe(model).offloaded_bytes)
+    assert moved[0] - moved[1] == moved[1] - moved[2] > 0
+    assert [Offload(keep_last=each).acts_on_each_block_alone for each in (0, 1)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("fields", "act", "message"),
+    [
+        pytest.param(
+            {"keep_last": 3},
+            lambda strategy: strategy.apply(toy()),
+            "ac.keep_last: is 3, and the model has 3 blocks; use at most 2, or ac=none",
+            id="no block left",
+        ),
+        pytest.param(
+            {"keep_last": -1}, lambda _: None, "ac.keep_last: must be at least 0, got -1", id="below zero"
+        ),
+        pytest.param(
+            {"keep_last": 1},
+            lambda strategy: strategy.call_site(toy()),
+            "wrap_order: call_site makes the model one region, and ac.keep_last chooses among blocks; "
+            "use inside_fsdp",
+            id="no blocks",
+        ),
+        pytest.param(
+            {"least_bytes": 8},
+            lambda strategy: strategy.view("file", toy(), ()),
+            "ac.least_bytes: is 8, which a written file has no words for; use 0",
+            id="a written file",
+        ),
+    ],
+)
+def test_what_leaves_nothing_to_move_is_refused(fields: dict[str, int], act: Any, message: str) -> None:
+    with pytest.raises(StrategyError) as error:
+        act(Offload(layers_fqn="layers", **fields))  # type: ignore[arg-type]
+    assert str(error.value) == message
