@@ -161,8 +161,13 @@ class Mesh:
         return (at.dp_replicate * self.dp_shard + at.dp_shard) * self.cp + at.cp
 
     def without_context(self) -> Mesh:
-        """Return the mesh whose ranks hold whole sequences."""
-        return replace(self, cp=1, cp_method="gather")
+        """Return the mesh whose ranks hold whole sequences, without options that nothing would read there."""
+        if self.cp == 1:
+            return self
+        unread = {"cp", "cp_method", "nodes"}
+        if self.dp == 1:
+            unread |= {"sync", *_FSDP_OPTIONS}
+        return replace(self, **{field.name: field.default for field in fields(self) if field.name in unread})
 
     def stages_of(self, pp_rank: int) -> tuple[int, ...]:
         """Return the stages of a rank of `pp`: every `pp`-th, and for `zbv` one going there and one back."""

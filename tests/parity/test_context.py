@@ -260,6 +260,13 @@ def test_parts_are_neutral_and_equal_the_dense_model(
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("sync", ["each", "last"])
+def test_micro_batches_of_parts(pool2: RankPool, sync: str) -> None:
+    mesh = replace(cases.MESHES["cp2_ring"], sync=sync)
+    case = cases.experiment(model="llama", mesh=mesh, dropout=0.1, parity_steps=2, microbatches=2)
+    _require_neutral(pool2.run(cases.parity, case))
+
+
 @_MATRIX
 @pytest.mark.parametrize("mesh", ["shard2_cp2", "ddp2_cp2", "cp4_ring", "cp2_sp_tp2"])
 def test_parts_on_meshes_of_four(pool4: RankPool, mesh: str) -> None:

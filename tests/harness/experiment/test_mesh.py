@@ -238,4 +238,20 @@ def test_ranks_of_a_context_read_parts_of_the_same_samples() -> None:
     assert [mesh.data_rank(rank) for rank in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert [mesh.data_rank(rank) // mesh.cp for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
     assert (mesh.dp, mesh.gradient_ranks) == (2, 4)
-    assert mesh.without_context() == Mesh(dp_shard=2, tp=2)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "whole"),
+    [
+        pytest.param(Mesh(dp_shard=2, cp=2, tp=2), Mesh(dp_shard=2, tp=2), id="shards"),
+        pytest.param(Mesh(cp=2, cp_method="ring", sync="last", nodes=2), Mesh(), id="nothing to reduce"),
+        pytest.param(
+            Mesh(cp=2, tp=2, reshard_after_forward=False), Mesh(tp=2), id="nothing that FSDP would shard"
+        ),
+        pytest.param(
+            Mesh(dp_replicate=2, cp=2, sync="last"), Mesh(dp_replicate=2, sync="last"), id="replicas"
+        ),
+    ],
+)
+def test_a_mesh_of_whole_sequences_has_no_option_that_nothing_reads(mesh: Mesh, whole: Mesh) -> None:
+    assert mesh.without_context() == whole
