@@ -167,7 +167,8 @@ class Mesh:
         unread = {"cp", "cp_method", "nodes"}
         if self.dp == 1:
             unread |= {"sync", *_FSDP_OPTIONS}
-        return replace(self, **{field.name: field.default for field in fields(self) if field.name in unread})
+        defaults: dict[str, Any] = {each.name: each.default for each in fields(self) if each.name in unread}
+        return replace(self, **defaults)
 
     def stages_of(self, pp_rank: int) -> tuple[int, ...]:
         """Return the stages of a rank of `pp`: every `pp`-th, and for `zbv` one going there and one back."""
