@@ -8,6 +8,7 @@ from bench.output import run_part
 
 PARTS = {
     "against": "peers of ac=budget: same model, same meters, one run",
+    "widths": "time of ac=budget at the peaks of full, selective_op and selective_layer, from narrow to wide",
     "head_loss": "chunked losses of others beside chunk=budget",
     "shipped": "what libraries switch on, next to ours",
     "split_backward": "torch's checkpoint beside ours where backward comes in two parts",

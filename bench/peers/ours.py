@@ -52,7 +52,7 @@ class Ours(Planner):
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
-        super().__init__(_step_graph(workload), nests=False)
+        super().__init__(step_graph(workload), nests=False)
         self._alike = list(self._same_everywhere())
 
     def at(self, budget_bytes: int) -> Plan | None:
@@ -122,7 +122,7 @@ class Ours(Planner):
         return math.inf
 
 
-def _step_graph(workload: Workload) -> StepGraph:
+def step_graph(workload: Workload) -> StepGraph:
     """Return the step that peers are measured in, on its data: tokens go to the same experts."""
     trainee = workload.trainee()
     step = runnable_step(trainee, workload.batch(UNMEASURED_STEPS))

@@ -1,0 +1,154 @@
+"""Time of `ac=budget` at the measured peak of a peer, from narrow models to wide ones.
+
+Of each width the peers are `full`, `selective_op`, and `selective_layer` of every second block. The plan is
+that of the option's default, for the peer's own peak. Steps of the plain model, the peer and ours are timed
+in turns; times are CPU seconds of one thread, which other programs of a busy machine hardly lengthen.
+
+    OMP_NUM_THREADS=1 python -m bench.peers --part widths [--widths 64 128 256 512] [--turns 24]
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import torch
+from rich.table import Table
+
+from bench.output import parser, publish
+from bench.peers.ours import carried_out, step_graph
+from bench.peers.workload import Workload
+from bench.table import NOTHING, table_of
+from harness.measure.speed.timing import in_turns
+from harness.records.statistics import Ratio, ratio_to_baseline
+from harness.trial.steps import train
+from strategies.budget.planning.planner import BudgetBelowMinimum, Planner
+
+PEERS: Mapping[str, Sequence[str]] = {
+    "full": ("ac=full",),
+    "selective_op": ("ac=selective_op",),
+    "selective_layer 2": ("ac=selective_layer", "ac.ac_freq=2"),
+}
+"""Overrides of each peer, by its name."""
+
+_WIDTHS = (64, 128, 256, 512)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AtPeak:
+    """Ours at the peak of a peer; peaks are shares of the plain step's, costs percent of its FLOPs.
+
+    Fields:
+        width, peer: what was compared.
+        share, ours_share: peaks.
+        extra, ours_extra: FLOPs of what runs again.
+        misses_bytes: predicted less measured peak of ours; `None` where no plan keeps the peer's peak.
+        plain_over_peer, ours_over_peer: ratios of step times.
+    """
+
+    width: int
+    peer: str
+    share: float
+    extra: float
+    ours_share: float | None = None
+    ours_extra: float | None = None
+    misses_bytes: int | None = None
+    plain_over_peer: Ratio | None = None
+    ours_over_peer: Ratio | None = None
+
+
+def main(words: Sequence[str]) -> int:
+    """Compare, print the table, write the JSON; return 1 where a plan breaks its budget or its prediction."""
+    arguments = parser(__doc__, "widths", command="peers")
+    arguments.add_argument("--widths", nargs="+", type=int, default=_WIDTHS)
+    arguments.add_argument("--turns", type=int, default=24, help="timed steps of each")
+    chosen = arguments.parse_args(words)
+    torch.set_num_threads(1)
+    rows = [row for width in chosen.widths for row in rows_of(width, chosen.turns)]
+    publish(
+        _table(rows),
+        chosen.out,
+        protocol={
+            "turns": chosen.turns,
+            "threads": 1,
+            "clock": "process_time",
+            "workloads": {width: overrides(width) for width in chosen.widths},
+        },
+        results=[asdict(row) for row in rows],
+    )
+    return int(any(row.misses_bytes or (row.ours_share or 0.0) > row.share for row in rows))
+
+
+def overrides(width: int) -> tuple[str, ...]:
+    """Return the experiment: four blocks, four samples of half as many tokens as the width, 64 at least."""
+    sizes = (
+        f"model.width={width}",
+        f"model.hidden_width={3 * width}",
+        f"sequence_length={max(64, width // 2)}",
+    )
+    return ("model=llama_nano", *sizes, "batch_size=4", "mesh.device=cpu", "ac=none", "optimizer=sgd")
+
+
+def rows_of(width: int, turns: int) -> Iterator[AtPeak]:
+    """Yield the comparisons of one width, with so many timed steps of each."""
+    workload = Workload(f"llama {width}", overrides(width))
+    plain = workload.trainee()
+    measured = workload.measured(plain)
+    planner = Planner(step_graph(workload), objective="both")
+    for peer, changes in PEERS.items():
+        theirs = workload.trainee(workload.experiment(*changes))
+        at = workload.measured(theirs)
+        row = partial(
+            AtPeak,
+            width=width,
+            peer=peer,
+            share=at.peak_bytes / measured.peak_bytes,
+            extra=100 * (at.flops / measured.flops - 1),
+        )
+        try:
+            plan = planner.plan(at.peak_bytes)
+        except BudgetBelowMinimum:
+            yield row()
+            continue
+        planned = workload.trainee(change=carried_out(plan, workload.plain.model.layers_fqn))
+        ours = workload.measured(planned)
+        batch = workload.batch(0)
+        steps = [partial(train, each, batch) for each in (plain, theirs, planned)]
+        times = in_turns(steps, warmup=2, turns=turns, clock=_cpu_s)
+        yield row(
+            ours_share=ours.peak_bytes / measured.peak_bytes,
+            ours_extra=100 * (ours.flops / measured.flops - 1),
+            misses_bytes=plan.predicted_peak_bytes - ours.peak_bytes,
+            plain_over_peer=ratio_to_baseline(times[0], times[1]),
+            ours_over_peer=ratio_to_baseline(times[2], times[1]),
+        )
+
+
+def _cpu_s(step: Callable[[], object]) -> float:
+    begin = time.process_time()
+    step()
+    return time.process_time() - begin
+
+
+def _table(rows: Sequence[AtPeak]) -> Table:
+    return table_of(
+        rows,
+        {
+            "width": "width",
+            "peer": "peer",
+            "peak": "share:.3f",
+            "extra FLOPs %": "extra:.1f",
+            "ours, peak": "ours_share:.3f",
+            "ours, FLOPs %": "ours_extra:.1f",
+            "misses, bytes": "misses_bytes",
+            "plain / peer": lambda row: _ratio(row.plain_over_peer),
+            "ours / peer": lambda row: _ratio(row.ours_over_peer),
+        },
+        caption="times: CPU seconds in turns, median ratio [95 % interval]",
+    )
+
+
+def _ratio(ratio: Ratio | None) -> str:
+    return NOTHING if ratio is None else f"{ratio.median:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
