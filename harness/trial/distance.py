@@ -19,6 +19,8 @@ def unbounded(experiment: Experiment, *, has_twin: bool) -> str | None:
         return "chunks cut operators, which the bound counts whole"
     if experiment.is_compiled:
         return "compiled code runs other operators than the plain step"
+    if experiment.microbatches > 1:
+        return "the bound is that of one forward and its backward, and a step of micro-batches has several"
     return None if has_twin else "no twin was measured"
 
 

@@ -80,6 +80,9 @@ def test_no_variant_is_below_its_bound(model: str) -> None:
             ("ac=full", "compile=aot_eager"), True, "compiled code runs other operators", id="compiled"
         ),
         pytest.param(
+            ("ac=full", "microbatches=2"), True, "the bound is that of one forward", id="micro-batches"
+        ),
+        pytest.param(
             ("ac=full", "chunk=budget", "chunk.budget_mib=64"), True, "chunks cut operators", id="chunks"
         ),
     ],
