@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from harness.records.record import Record, refused, validate
+from harness.report.content.tables import collectives
 from harness.report.content.terminal_table import print_table, sheet
+from harness.report.facts.document import plain
 from harness.report.facts.labels import labels
 from harness.report.facts.number_words import NumberUnit, human_bytes, human_flops, in_words
 from harness.report.facts.sweep_records import named
@@ -112,6 +114,14 @@ def cell(shown: Record, column: str) -> str:
 )
 def test_cells(shown: Record, column: str, expected: str) -> None:
     assert cell(shown, column) == expected
+
+
+def test_collectives_that_recomputation_repeats_have_a_column() -> None:
+    repeats = measured("work", collectives_repeated={"all_gather": 8})
+    table, without = (collectives(named([each])) for each in (repeats, record()))
+    assert table.columns == (*without.columns, "repeated")
+    counts = {plain(row[1]): plain(row[-1]) for row in table.rows}
+    assert counts == {"all_gather": "8", "reduce_scatter": "-"}
 
 
 def test_columns_in_order() -> None:
