@@ -121,7 +121,8 @@ def _files(folder: Path) -> list[str]:
         pytest.param(
             ["-m", "ac=full,selective_layer", "ac.earlystop=false"],
             "acbench: ac.earlystop: ac=full has no such option; did you mean 'early_stop'? options: "
-            "early_stop, layers_fqn, module_classes, offload, preserve_rng_state, rewind, use_reentrant\n",
+            "early_stop, layers_fqn, module_classes, offload, preserve_rng_state, rewind, split_backward, "
+            "use_reentrant\n",
             id="a typo in a sweep",
         ),
         pytest.param(

@@ -48,7 +48,7 @@ TOP_LEVEL = (
     "strict, sweep, tracker, wrap_order"
 )
 _LLAMA = "model=hf model.config_class=LlamaConfig"
-FULL = "early_stop, layers_fqn, module_classes, offload, preserve_rng_state, rewind, use_reentrant"
+FULL = "early_stop, layers_fqn, module_classes, offload, preserve_rng_state, rewind, split_backward, use_reentrant"
 MESH = (
     "cp, cp_method, cpu_offload, device, dp_replicate, dp_shard, fsdp, loss_parallel, nodes, pp, "
     "pp_schedule, pp_split_backward, pp_stages_per_rank, reshard_after_forward, sharding_strategy, "
