@@ -152,6 +152,10 @@ class Mesh:
         dp_replicate, pp = divmod(rest, self.pp)
         return Coordinate(dp_replicate, pp, dp_shard, cp, tp)
 
+    def first_rank(self, pp_rank: int) -> int:
+        """Return the first rank of the trial with this place along `pp`."""
+        return pp_rank * (self.world_size // (self.dp_replicate * self.pp))
+
     def data_rank(self, rank: int) -> int:
         """Return which samples a rank reads, and which part of them: `samples * cp + part`.
 

@@ -28,6 +28,7 @@ from harness.experiment.mesh import Mesh
 from harness.measure.step import instrument, runnable_step
 from harness.models.base import Batch
 from harness.predict.compiled_step import compiling_fakes, fakes_of
+from harness.predict.fake_pipelines import fake_pipelines
 from harness.predict.policies import policies_counted
 from harness.predict.step_log import StepLog
 from harness.predict.without_data import as_with_values
@@ -55,12 +56,13 @@ DEVICES = ("cpu",)
 """Types of devices for which a step can be predicted."""
 
 
-def step_log(experiment: Experiment, device: str) -> StepLog:
-    """Run one instrumented step of `experiment` on rank 0 and return what it does.
+def step_log(experiment: Experiment, device: str, pp_rank: int = 0) -> StepLog:
+    """Run one instrumented step of `experiment` on the first rank of a stage and return what it does.
 
     Args:
         experiment: the variant or its twin.
         device: one of `DEVICES`.
+        pp_rank: index of the rank among those of a pipeline.
 
     Raises:
         ConfigError: no such device; something of the model depends on data.
@@ -68,7 +70,7 @@ def step_log(experiment: Experiment, device: str) -> StepLog:
         RuntimeError: this process has a process group.
     """
     mesh = experiment.mesh
-    with _fake_trial(experiment, device) as (make, batch, fakes), TemporaryDirectory() as folder:
+    with _fake_trial(experiment, device, pp_rank) as (make, batch, fakes), TemporaryDirectory() as folder:
         experiment = _with_plan(experiment, device, make, batch, Path(folder) / PLAN_FILE)
         trainee = make(experiment)
         warm_up(trainee, batch, steps=_warm_up_steps(mesh))
@@ -79,6 +81,8 @@ def step_log(experiment: Experiment, device: str) -> StepLog:
             operators=[operator.work for operator in report.operators],
             policy_calls=asked,
             block_calls=report.work.calls,
+            recomputations=report.work.recomputations,
+            pipeline=None if trainee.pipeline is None else trainee.pipeline.shown(report.microbatch_bytes),
             ranks_per_node=mesh.world_size // mesh.nodes,
             observation=trainee.observe(),
             trained=trainee.trained,
@@ -133,9 +137,9 @@ def _with_plan(
 
 @contextmanager
 def _fake_trial(
-    experiment: Experiment, device: str
+    experiment: Experiment, device: str, pp_rank: int = 0
 ) -> Iterator[tuple[Callable[[Experiment], Assembled], Callable[[int], Batch], BalancedFakes]]:
-    """Give what makes a model of the trial on rank 0, what gives a batch, and the mode of both."""
+    """Give what makes a model of the trial on one rank, what gives a batch, and the mode of both."""
     if device not in DEVICES:
         problem = f"must be one of {', '.join(DEVICES)}, got {device!r}"
         remedy = "torch ends a process whose tensors say that they are on a GPU which is not there"
@@ -146,13 +150,8 @@ def _fake_trial(
             "compile", f"{problem}; predict compile=aot_eager, or run the trial, which measures"
         )
     mesh, on = experiment.mesh, torch.device(device)
-    if mesh.pp > 1:
-        problem = (
-            f"the ranks of {mesh.label} hold different bytes, and rank 0, which is predicted, not the most"
-        )
-        raise ConfigError("mesh.pp", f"{problem}; run the trial, which measures every rank")
     fakes = fakes_of(experiment)
-    rank = _most_loaded(mesh)
+    rank = mesh.first_rank(pp_rank) if mesh.pp > 1 else _most_loaded(mesh)
     given = batches(experiment, on, mesh.data_rank(rank), is_empty=True)
     with _named_errors():
         batch = [given(step).changed(_Fakery(fakes, on)) for step in range(UNMEASURED_STEPS + 1)]
@@ -216,7 +215,8 @@ def _ranks(mesh: Mesh, rank: int) -> Iterator[None]:
         return
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=mesh.world_size)
     try:
-        yield
+        with fake_pipelines():
+            yield
     finally:
         dist.destroy_process_group()
 

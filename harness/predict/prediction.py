@@ -53,7 +53,8 @@ def predict(
     """Return the record that a trial of `experiment` would leave, without parity; nothing of it runs.
 
     The numbers are those of rank 0, which no other rank exceeds: shards are cut so that the first is the
-    largest. The call must stand in a process without a process group.
+    largest. Of a pipeline each rank of `pp` is predicted, without a time: ranks wait for one another.
+    The call must stand in a process without a process group.
 
     Args:
         experiment: the trial, on any mesh.
@@ -68,18 +69,26 @@ def predict(
         StrategyError: a strategy does not fit the model.
     """
     started_at = _now()
-    variant, twin = (step_of(each, device, batch_sizes) for each in (experiment, experiment.twin()))
-    time = None if seconds is None else _time(experiment, seconds(variant.trace), seconds(twin.trace))
-    result = RankResult(
-        rank=0,
-        local_rank=0,
-        memory=variant.memory,
-        work=variant.work.beyond(twin.work),
-        observation=Observed(**asdict(variant.observation)),
-        baseline=MeasuredBaseline(memory=twin.memory, work=twin.work),
-        trained=variant.trained,
-        time=time,
-    )
+    mesh, results = experiment.mesh, []
+    for pp_rank in range(mesh.pp):
+        variant, twin = (
+            step_of(each, device, batch_sizes, pp_rank) for each in (experiment, experiment.twin())
+        )
+        time = None
+        if seconds is not None and mesh.pp == 1:
+            time = _time(experiment, seconds(variant.trace), seconds(twin.trace))
+        result = RankResult(
+            rank=mesh.first_rank(pp_rank),
+            local_rank=0,
+            memory=variant.memory,
+            work=variant.work.beyond(twin.work),
+            pipeline=variant.pipeline,
+            observation=Observed(**asdict(variant.observation)),
+            baseline=MeasuredBaseline(memory=twin.memory, work=twin.work),
+            trained=variant.trained,
+            time=time,
+        )
+        results.append(encode(result))
     ending = Ending(status="predicted", error=None, started_at=started_at, finished_at=_now())
     environment = identity(device, experiment.model.files()) | {"world_size": experiment.mesh.world_size}
     resolved = experiment.to_dict()
@@ -91,7 +100,7 @@ def predict(
     )
     assumes = tuple(dict.fromkeys((*variant.assumes, *twin.assumes)))
     note = f"{_NOTE}; {assuming(assumes)}" if assumes else _NOTE
-    record = build(who, ending, [encode(result)], environment=environment, note=note)
+    record = build(who, ending, results, environment=environment, note=note)
     return replace(_exact(record), assumes=assumes)
 
 
@@ -102,6 +111,8 @@ def predicted_step(experiment: Experiment, hardware: Hardware | None = None) -> 
         experiment: a trial that is about to run.
         hardware: what its time is predicted for; without it, or a rate for the step's dtype, there is none.
     """
+    if experiment.mesh.pp > 1:  # the records of a rank say nothing of the others
+        return None
     try:
         step = step_of(experiment, "cpu")
         predicted = PredictedStep(
@@ -132,17 +143,28 @@ def _with_time(step: PredictedStep, trace: Trace, hardware: Hardware | None) -> 
     return replace(step, hardware=hardware.name, step_time_s=step_time_s)
 
 
-def step_of(experiment: Experiment, device: str, batch_sizes: Sequence[int] = ()) -> FakeStep:
+def step_of(
+    experiment: Experiment, device: str, batch_sizes: Sequence[int] = (), pp_rank: int | None = None
+) -> FakeStep:
     """Return what the step of `experiment` shows on rank 0; the latest are remembered.
 
     Args:
         experiment: the variant or its twin.
         device: one of `fake_rank.DEVICES`.
         batch_sizes: as of `predict`.
+        pp_rank: index of the rank among those of a pipeline, of which none stands for the others.
 
     Raises:
+        ConfigError: nobody says which rank of a pipeline.
         ConfigError, StrategyError, RuntimeError: as of `fake_rank.step_log`.
     """
+    if experiment.mesh.pp > 1:
+        if pp_rank is None:
+            problem = (
+                f"the ranks of {experiment.mesh.label} hold different bytes, and this needs those of one"
+            )
+            raise ConfigError("mesh.pp", f"{problem}; acbench-plan predicts them all, or use 1")
+        return fake_step(_shared_log(_Traced(experiment), device, pp_rank), device)
     return _shared_step(_Traced(experiment), device, traced_batch_sizes(experiment, batch_sizes))
 
 
@@ -185,8 +207,8 @@ def _shared_step(traced: _Traced, device: str, batch_sizes: tuple[int, int, int]
 
 
 @lru_cache(maxsize=_MOST_LOGS)
-def _shared_log(traced: _Traced, device: str) -> StepLog:
-    return step_log(traced.experiment, device)
+def _shared_log(traced: _Traced, device: str, pp_rank: int = 0) -> StepLog:
+    return step_log(traced.experiment, device, pp_rank)
 
 
 def _time(experiment: Experiment, variant: Times, twin: Times) -> MeasuredTime:

@@ -121,6 +121,7 @@ def _composed(shorter: StepLog, longer: StepLog, further: int, layers_fqn: str) 
                 list(shorter.block_calls.items()), list(longer.block_calls.items()), further, names.of_calls
             )
         ),
+        recomputations=_sums(shorter.recomputations, longer.recomputations, further),
         policy_calls=_sums(shorter.policy_calls, longer.policy_calls, further),
         ranks_per_node=longer.ranks_per_node,
         observation=_observation(shorter.observation, longer.observation, further),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.measure.memory.storage_history import StorageHistory
 from harness.measure.work.compiled_graphs import CompiledWork
 from harness.measure.work.counter import work_of
 from harness.predict.trace import Trace
-from harness.records.measured import MeasuredMemory, MeasuredWork, TrainedModel
+from harness.records.measured import MeasuredMemory, MeasuredWork, StagesInFlight, TrainedModel
 from strategies import Observation
 from strategies.step.step_recorder import OperatorWork
 
@@ -24,9 +24,11 @@ class StepLog:
         operators: operators.
         policy_calls: how often Python is asked about an operator, by phase.
         block_calls: forward calls by block, recomputation included.
+        recomputations: forward calls of blocks by what asked for them.
         ranks_per_node: ranks of the trial that share a node.
         observation, trained: as a trial measures them.
         compiled: what compiled functions did besides operators; `None` where nothing is compiled.
+        pipeline: the stages of the rank; `None` where the model is whole.
         assumes: what is assumed of the data, each in words that complete `assuming that`.
     """
 
@@ -34,10 +36,12 @@ class StepLog:
     operators: Sequence[OperatorWork]
     policy_calls: Mapping[str, int]
     block_calls: Mapping[str, int]
+    recomputations: Mapping[str, int]
     ranks_per_node: int
     observation: Observation
     trained: TrainedModel
     compiled: CompiledWork | None = None
+    pipeline: StagesInFlight | None = None
     assumes: tuple[str, ...] = ()
 
 
@@ -46,7 +50,7 @@ class FakeStep:
     """The measurements that the instrumented step of one experiment would give on rank 0.
 
     Fields:
-        memory, work, observation, trained: as a trial measures them.
+        memory, work, observation, trained, pipeline: as a trial measures them.
         trace: what the step does.
         assumes: as of `StepLog`; numbers are exact where data is as assumed, and estimates elsewhere.
     """
@@ -56,12 +60,14 @@ class FakeStep:
     observation: Observation
     trained: TrainedModel
     trace: Trace
+    pipeline: StagesInFlight | None = None
     assumes: tuple[str, ...] = ()
 
 
 def fake_step(log: StepLog, device: str) -> FakeStep:
     """Return what a step shows that does what `log` says, on a type of device."""
     work = work_of(log.operators, log.block_calls, device=device)
+    work = replace(work, recomputations=dict(log.recomputations))
     return FakeStep(
         memory=log.history.memory(),
         work=work if log.compiled is None else log.compiled.beside(work),
@@ -76,5 +82,6 @@ def fake_step(log: StepLog, device: str) -> FakeStep:
             policy_calls=log.policy_calls,
             ranks_per_node=log.ranks_per_node,
         ),
+        pipeline=log.pipeline,
         assumes=log.assumes,
     )

@@ -119,8 +119,8 @@ def answer(question: Question, batch_sizes: Sequence[int] = ()) -> Answer:
 def _bound_by(
     experiment: Experiment, hardware: Hardware | None, batch_sizes: Sequence[int] = ()
 ) -> str | None:
-    """Return what a step that was just predicted waits for longest; `None` without hardware."""
-    if hardware is None:
+    """Return what a step that was just predicted waits for longest; `None` without hardware, or in stages."""
+    if hardware is None or experiment.mesh.pp > 1:
         return None
     return step_time.bound_by(prediction.step_of(experiment, FOLLOWED, batch_sizes).trace, hardware)
 

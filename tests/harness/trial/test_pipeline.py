@@ -82,7 +82,7 @@ class _Told(Watcher):
         self.words.append("-" if loss is None else "loss")
 
 
-def _llama(variant: str, schedule: str, **recipe: Any) -> Experiment:
+def pipelined(variant: str, schedule: str, **recipe: Any) -> Experiment:
     variant, _, mode = variant.partition(" ")
     case = cases.experiment(
         model="llama", mesh=Mesh(pp=2, pp_schedule=schedule, **recipe), variant=variant, batch_size=8,
@@ -113,7 +113,7 @@ TOLD = [
 
 @pytest.mark.parametrize(("schedule", "split", "first", "last"), TOLD)
 def test_a_rank_says_what_it_does(pool2: RankPool, schedule: str, split: bool, first: str, last: str) -> None:
-    assert pool2.run(_told, _llama("none", schedule, pp_split_backward=split)) == [first, last]
+    assert pool2.run(_told, pipelined("none", schedule, pp_split_backward=split)) == [first, last]
 
 
 def _measured(_rank: int, case: Experiment) -> tuple[StagesInFlight, int, dict[str, int]]:
@@ -169,7 +169,7 @@ def test_bytes_and_forwards_of_ranks(
     peaks: tuple[int, int],
     forwards: list[tuple[int, int, int]],
 ) -> None:
-    found = pool2.run(_measured, _llama(variant, schedule))
+    found = pool2.run(_measured, pipelined(variant, schedule))
     assert tuple(stages.bytes_a_microbatch for stages, _, _ in found) == left
     assert tuple(peak for _, peak, _ in found) == peaks
     assert [tuple(counts.values()) for _, _, counts in found] == forwards
