@@ -7,8 +7,13 @@ import pytest
 from harness.predict.prediction import predict
 from tests.harness.trial.test_pipeline import MEASURED, pipelined
 
+_ROWS = [
+    pytest.param(*row, marks=pytest.mark.slow if row[:2] == ("full", "1f1b") else pytest.mark.matrix)
+    for row in MEASURED
+]
 
-@pytest.mark.parametrize(("variant", "schedule", "left", "peaks", "forwards"), MEASURED)
+
+@pytest.mark.parametrize(("variant", "schedule", "left", "peaks", "forwards"), _ROWS)
 def test_bytes_and_forwards_of_ranks(
     variant: str,
     schedule: str,
