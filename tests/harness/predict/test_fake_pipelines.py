@@ -7,10 +7,8 @@ import pytest
 from harness.predict.prediction import predict
 from tests.harness.trial.test_pipeline import MEASURED, pipelined
 
-_ROWS = [
-    pytest.param(*row, marks=pytest.mark.slow if row[:2] == ("full", "1f1b") else pytest.mark.matrix)
-    for row in MEASURED
-]
+_MARK = {("full", "1f1b"): pytest.mark.slow}
+_ROWS = [pytest.param(*row, marks=_MARK.get(row[:2], pytest.mark.matrix)) for row in MEASURED]
 
 
 @pytest.mark.parametrize(("variant", "schedule", "left", "peaks", "forwards"), _ROWS)
