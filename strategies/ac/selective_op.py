@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from strategies.ac.base import Recomputing
 from strategies.base import Observation, RunnableStep, StrategyError
 from strategies.budget.export import operator_modules
-from strategies.regions import blocks, kept_modules, operator_names, region
+from strategies.regions import blocks, kept_modules, operator_names, recomputation, region
 from strategies.regions.presets import check_names, is_known
-from strategies.regions.recomputation import Recomputation
 from strategies.written import file_text
 from strategies.written.heavy_operators import rules_of
 
@@ -99,7 +98,7 @@ class SelectiveOp(Recomputing):
         for block in found.values() if self.keep else ():
             around = region.region_of(block)
             recomputing = around.inner if isinstance(around, region.Around) else around
-            assert isinstance(recomputing, Recomputation)
+            assert isinstance(recomputing, recomputation.Recomputation)
             assert recomputing.within is not None
             inner = kept_modules.MatchingModule(within=recomputing.within, block=recomputing)
             for module in self._matching(block).values():
