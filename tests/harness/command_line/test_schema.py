@@ -43,8 +43,8 @@ CHOICES = [
     if group != "ac" or option not in ABSENT
 ]
 TOP_LEVEL = (
-    "ac, batch_size, chunk, compile, compile_order, compile_scope, data, dtype, hardware, learning_rate, mesh, model, name, "
-    "optimizer, outputs_dir, protocol, rerun, seed, sequence_length, shard, show, skip_predicted_oom, solve, "
+    "ac, batch_size, chunk, compile, compile_order, compile_scope, data, dtype, hardware, learning_rate, mesh, microbatches, "
+    "model, name, optimizer, outputs_dir, protocol, rerun, seed, sequence_length, shard, show, skip_predicted_oom, solve, "
     "strict, sweep, tracker, wrap_order"
 )
 _LLAMA = "model=hf model.config_class=LlamaConfig"
@@ -72,6 +72,7 @@ def needed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], st
         ("ac", "trl"): _LLAMA,
         ("ac", "compiler_budget"): "compile=aot_eager",
         ("data", "tokens"): f"data.path={path}",
+        **{("mesh", name): "model=llama_nano microbatches=4" for name in ("pp2", "pp4", "shard2_pp2")},
         ("chunk", "budget"): "chunk.fraction=0.9 model=mlp model.n_layers=1",
         ("chunk", "minimum"): "model=mlp model.n_layers=1",
         **{("shard", name): "mesh=tp2" for name in shard_variants if name != "none"},
