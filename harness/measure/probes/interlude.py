@@ -48,6 +48,15 @@ def smaller(given: Batch) -> list[Batch]:
     return [*found, given]
 
 
+def turned(given: Batch) -> Batch:
+    """Return a batch of the same sizes and kinds of values: each last dimension runs backwards."""
+
+    def turn(tensor: Tensor) -> Tensor:
+        return tensor.detach().flip(-1 if tensor.dim() else ()).requires_grad_(tensor.requires_grad)
+
+    return given.changed(turn)
+
+
 def _tensors(given: Batch) -> list[Tensor]:
     leaves = torch.utils._pytree.tree_leaves((given.inputs, dict(given.keywords), given.targets))  # noqa: SLF001 (no public name)
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]

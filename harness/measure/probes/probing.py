@@ -21,7 +21,7 @@ from harness.measure.parity.snapshot import Snapshot
 from harness.measure.probes.changed_since import StateChange, changed_since
 from harness.measure.probes.finite_differences import Slope, slope
 from harness.measure.probes.input_dependence import ignores_input
-from harness.measure.probes.interlude import interlude, smaller
+from harness.measure.probes.interlude import interlude, smaller, turned
 from harness.measure.probes.late_reads import (
     Bisection,
     Effect,
@@ -401,17 +401,24 @@ class Probing:
         return Asked(parity=parity, finding=None if parity.first is None else _differing(parity.first))
 
     def _in_flight(self) -> tuple[Batch, ...]:
-        """Return the micro-batches that are in flight: the caller's, or the batch after a smaller one."""
+        """Return the micro-batches that are in flight: the caller's, or the batch after another one."""
         given = self.source.batches
-        return given if len(given) > 1 else (self._smaller(given[0]), given[0])
+        if len(given) > 1:
+            return given
+        small = self._smaller(given[0])
+        # the same batch twice would hide a recomputation from the later one's values
+        return (next(self._taken((turned(small),)), small) if small is given[0] else small, given[0])
 
     def _smaller(self, given: Batch) -> Batch:
         """Return the smallest part of a batch that the plain model and its loss take."""
         cut = smaller(given)[:-1] if self.source.takes_any_size else []
-        for each in cut:
+        return next(self._taken(cut), given)
+
+    def _taken(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield those batches that the plain model and its loss take."""
+        for each in batches:
             if not tried(partial(self._forward, each), catching=(PassError, ConfigError)).has_raised:
-                return each
-        return given
+                yield each
 
     def _forward(self, batch: Batch) -> None:
         """Run the plain model's forward."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     checkpoint_wrapper,
 )
 from torch.nn.utils.parametrizations import weight_norm
+from torch.utils.checkpoint import checkpoint
 
 from harness.check import NotNeutral, assert_neutral
 from harness.check.given_batches import given_batches
@@ -436,6 +438,36 @@ def test_probes_find_what_steps_in_a_row_do_not(case: str) -> None:
         assert_neutral(make, batch(), variant, steps=2)
     first = caught.value.first
     assert (caught.value.verdict, first["probe"], first["part"]) == ("differs", probe, part)
+
+
+class Tanh(Block):
+    """Draws no random numbers, which would make micro-batches different."""
+
+    def between(self, h: Tensor) -> Tensor:
+        return h.tanh()
+
+
+def _of_the_latest_input(model: nn.Module) -> None:
+    """Recompute each block from the input that it was called with last."""
+    for block in model.modules():
+        if isinstance(block, Block):
+            latest: dict[str, Tensor] = {}
+
+            def run(again: Tensor, /, *, forward: Any, latest: dict[str, Tensor]) -> Tensor:
+                return forward(again + (latest["h"] - again).detach())  # type: ignore[no-any-return]
+
+            def forward(h: Tensor, *, own: Any = block.forward, latest: dict[str, Tensor] = latest) -> Tensor:
+                latest["h"] = h.detach()
+                return checkpoint(partial(run, forward=own, latest=latest), h, use_reentrant=False)  # type: ignore[no-any-return]
+
+            block.forward = forward  # type: ignore[method-assign,assignment]
+
+
+def test_one_sample_in_flight_is_followed_by_another() -> None:
+    with pytest.raises(NotNeutral) as caught:
+        assert_neutral(stack_of(Tanh), batch(1), _of_the_latest_input, steps=2)
+    first = caught.value.first
+    assert (caught.value.verdict, first["probe"], first["part"]) == ("differs", "between", "gradients")
 
 
 def test_a_model_that_ignores_its_inputs_proves_nothing() -> None:

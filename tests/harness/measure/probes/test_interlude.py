@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.measure.probes.interlude import interlude, smaller
+from harness.measure.probes.interlude import interlude, smaller, turned
 from harness.models.base import Batch
 
 
@@ -40,3 +40,18 @@ def test_smaller(inputs: tuple[Any, ...], shapes: list[tuple[int, ...]]) -> None
     given = Batch(inputs=inputs, targets=None)
     assert [tuple(each.inputs[0].shape) for each in smaller(given)] == shapes
     assert smaller(given)[-1] is given
+
+
+def test_turned_keeps_sizes_and_kinds() -> None:
+    given = Batch(
+        inputs=(torch.tensor([[1, 2, 3]]), torch.tensor(5)),
+        targets=torch.tensor([0]),
+        keywords={"x": torch.tensor([[0.0, 1.0]], requires_grad=True)},
+    )
+    turned_round = turned(given)
+    assert torch.equal(turned_round.inputs[0], torch.tensor([[3, 2, 1]]))
+    assert torch.equal(turned_round.inputs[1], torch.tensor(5))
+    assert torch.equal(turned_round.targets, torch.tensor([0]))
+    assert torch.equal(turned_round.keywords["x"], torch.tensor([[1.0, 0.0]]))
+    assert turned_round.keywords["x"].is_leaf
+    assert turned_round.keywords["x"].requires_grad
