@@ -32,6 +32,15 @@ from strategies import (
 if TYPE_CHECKING:
     from strategies.shard.base import Sharding
 
+_CAME_LATER = (
+    ("split_backward", "hold"),
+    ("keep", ()),
+    ("keep_last", 0),
+    ("least_bytes", 0),
+    ("registered", None),
+)
+"""Options of strategies that came later: the address of what does not ask for them stays."""
+
 _OF_COMPILATION = ("compile_order", "compile_scope")
 WRAP_ORDERS = ("inside_fsdp", "outside_fsdp", "call_site")
 _MOST_ROWS = 2**31 - 1  # no machine holds more; products of two such sizes are still 64-bit numbers
@@ -247,7 +256,11 @@ class Experiment(Recipe):
         }
         for group in ("ac", "chunk", "shard"):
             strategy = getattr(self, group)
-            groups[group] = {"name": name_of(strategy), **dataclasses.asdict(strategy)}
+            options = dataclasses.asdict(strategy).items()
+            groups[group] = {
+                "name": name_of(strategy),
+                **{name: value for name, value in options if (name, value) not in _CAME_LATER},
+            }
         data = next(name for name, cls in data_specs().items() if cls is type(self.data))
         groups["data"] = {"name": data, **dataclasses.asdict(self.data)}
         resolved: dict[str, Any] = json.loads(json.dumps({**groups, **recipe}))

@@ -98,8 +98,7 @@ RECORD_KEYS = {
     "": {
         "schema_version", "trial_id", "environment_id", "name", "started_at", "finished_at", "experiment",
         "status", "error", "verdict", "reason", "parity", "memory", "work", "time", "plan", "environment",
-        "note",
-        "trained", "probes", "predicted", "outlook", "assumes",
+        "note", "trained", "probes", "predicted", "outlook", "assumes", "bound", "unbounded",
     },
     "trained": {"elements", "computes_in", "changed", "inputs", "remarks", "replaced"},
     "parity": {
@@ -113,6 +112,7 @@ RECORD_KEYS = {
         "saved_bytes", "peak_bytes", "activation_peak_bytes", "peak_phase", "peak_module", "parameter_bytes",
         "gradient_bytes", "optimizer_bytes", "host_peak_bytes", "random_state_bytes", "by_rank", "allocator",
         "largest_saved", "saved_by_module", "peak_parts", "timeline", "predicted_peak_bytes", "baseline",
+        "pipeline",
     },
     "memory.allocator": {
         "source", "peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "workspace_bytes",
@@ -121,7 +121,7 @@ RECORD_KEYS = {
     "memory.baseline": {"saved_bytes", "peak_bytes", "random_state_bytes"},
     "work": {
         "forward_flops", "backward_flops", "recomputed_flops", "recomputed_ops", "named", "never_fired",
-        "acted_otherwise", "compiled_graphs", "graph_breaks",
+        "acted_otherwise", "compiled_graphs", "graph_breaks", "recomputations",
         "kernel_recomputed_flops", "causal_attention_flops", "uncounted_ops",
         "offloaded_bytes", "chunks", "calls", "collectives", "collective_bytes", "collectives_repeated",
         "baseline",
