@@ -11,7 +11,7 @@ from strategies import generators
 from strategies.base import Observation, RunnableStep, Strategy, StrategyError, check_simple_fields
 from strategies.budget.eager import first_call
 from strategies.regions import blocks, offloading, recomputation, region, rewind
-from strategies.regions import split_backward as backward_in_parts
+from strategies.regions.split_backward_modes import require_split_backward
 from strategies.written import file_text
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class Recomputing(ActivationCheckpointing):
     def __post_init__(self) -> None:
         """Refuse another `split_backward` than there are."""
         ActivationCheckpointing.__post_init__(self)  # a slotted dataclass has no zero-argument super()
-        backward_in_parts.require_split_backward(self.split_backward)
+        require_split_backward(self.split_backward)
 
     def check_compilation(self, order: str, scope: str) -> None:  # noqa: ARG002 (blocks and models alike)
         """Refuse regions that no compiler records: it gave up the whole block, and compiled nothing.

@@ -23,8 +23,8 @@ from strategies.nested import labels as labelling
 from strategies.nested import nest_options, nested_forward, tape_listing
 from strategies.nested.nested_regions import Path, even_paths, parse_path, path_name
 from strategies.regions import blocks, region
-from strategies.regions import split_backward as backward_in_parts
 from strategies.regions.offload_kinds import OFFLOAD_KINDS, OffloadKind
+from strategies.regions.split_backward_modes import require_split_backward
 from strategies.text_files import read_text
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Nested(Strategy):
         ):
             object.__setattr__(self, name, parse(getattr(self, name)))
         self._check_offload()
-        backward_in_parts.require_split_backward(self.split_backward, ("hold", "again"))
+        require_split_backward(self.split_backward, ("hold", "again"))
 
     def _check_offload(self) -> None:
         """Refuse kept regions that are not offloaded, and offloaded internals that nobody saves."""

@@ -13,7 +13,7 @@ followed, and nothing is held that `torch.utils.checkpoint` alone would let go.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,25 +21,7 @@ from torch import Tensor
 from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.utils.checkpoint import GraphExecGroup
 
-from strategies.base import StrategyError
 from strategies.regions.saved_tensors import Packed, hooks_around, kept, packed_by, unpacked
-
-MODES = ("hold", "again", "torch")
-"""Fates of recomputed tensors between the parts of a backward.
-
-`hold`: what the weight part needs stays; `again`: all goes, and the region runs once more for the weight
-part; `torch`: torch's checkpoint as it is.
-"""
-
-
-def require_split_backward(value: str, modes: Sequence[str] = MODES) -> None:
-    """Refuse another value of `ac.split_backward`.
-
-    Raises:
-        StrategyError: with those that there are.
-    """
-    if value not in modes:
-        raise StrategyError("ac.split_backward", f"must be one of {', '.join(modes)}, got {value!r}")
 
 
 def runs_again() -> bool:
