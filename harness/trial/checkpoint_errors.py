@@ -141,7 +141,13 @@ def _holds(node: Node, name: str, holder: Any) -> bool:
     except RuntimeError:  # it has run, and let go of what it had saved
         return False
     each = saved if isinstance(saved, tuple | list) else (saved,)
-    return any(getattr(one, "data", None) is holder for one in each)
+    return any(_packed(getattr(one, "data", None)) is holder for one in each)
+
+
+def _packed(data: Any) -> Any:
+    """Return what torch's checkpoint has packed, also where a ticket of ours stands for it."""
+    unpacking = getattr(data, "packed", None)
+    return unpacking.args[0] if isinstance(unpacking, functools.partial) else data
 
 
 def _nodes(root: Node | None) -> Iterator[Node]:
