@@ -12,6 +12,8 @@ _BY_PARTS = (
     "input and one for each group of parameters"
 )
 
+_AS_ASKED = ", once for each part of a backward, as ac.split_backward=again says"
+
 
 def pipeline_notes(record: Record) -> Iterator[str]:
     """Yield how often a block is recomputed for a micro-batch, where that is more than once."""
@@ -21,7 +23,8 @@ def pipeline_notes(record: Record) -> Iterator[str]:
     microbatches = record.experiment.get("microbatches", 1)
     times = max(work.calls.values(), default=0) // microbatches - 1
     if times > 1:
-        why = f": {_BY_PARTS}" if work.recomputations.get("weight") else ""
+        is_asked = record.experiment["ac"].get("split_backward") == "again"
+        why = _AS_ASKED if is_asked else f": {_BY_PARTS}" if work.recomputations.get("weight") else ""
         yield f"recomputed {times} times, a block in each micro-batch{why}"
 
 

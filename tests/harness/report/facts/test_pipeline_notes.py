@@ -44,6 +44,13 @@ def test_a_block_that_is_recomputed_more_than_once_is_told(
     assert [each for each in notes(told) if each.startswith("recomputed")] == expected
 
 
+def test_a_recomputation_for_each_part_is_as_asked() -> None:
+    told = _record(12, weight=4, stages={"stages": [0], **_STAGES})
+    told.experiment["ac"]["split_backward"] = "again"
+    why = "once for each part of a backward, as ac.split_backward=again says"
+    assert list(pipeline_notes(told)) == [f"recomputed 2 times, a block in each micro-batch, {why}"]
+
+
 def test_nothing_is_told_without_a_pipeline() -> None:
     told = _record(44, weight=0)
     assert (list(pipeline_notes(told)), list(stages_by_rank(told))) == ([], [])
