@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from harness.command_line.unknown_option import suggestion, unknown_option
 from harness.errors import ConfigError, require_at_least, require_at_most
 from harness.experiment.data import data_specs
-from harness.experiment.experiment import Experiment, Recipe
+from harness.experiment.experiment import Experiment, Recipe, without_later_options
 from harness.experiment.mesh import Mesh
 from harness.experiment.protocol import Protocol
 from harness.launchers.base import Launcher
@@ -317,6 +317,9 @@ def as_refused(fields: Mapping[str, Any]) -> dict[str, Any]:
     protocol = {name: value for name, value in fields["protocol"].items() if name != "probes" or value}
     shown = {name: value for name, value in fields.items() if name != "microbatches" or value != 1}
     shown["protocol"] = protocol
+    for group in ("ac", "chunk", "shard"):
+        if isinstance(fields.get(group), Mapping):
+            shown[group] = without_later_options(fields[group])
     try:
         mesh = _construct("mesh", Mesh, fields["mesh"])
     except ConfigError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -256,11 +256,8 @@ class Experiment(Recipe):
         }
         for group in ("ac", "chunk", "shard"):
             strategy = getattr(self, group)
-            options = dataclasses.asdict(strategy).items()
-            groups[group] = {
-                "name": name_of(strategy),
-                **{name: value for name, value in options if (name, value) not in _CAME_LATER},
-            }
+            options = without_later_options(dataclasses.asdict(strategy))
+            groups[group] = {"name": name_of(strategy), **options}
         data = next(name for name, cls in data_specs().items() if cls is type(self.data))
         groups["data"] = {"name": data, **dataclasses.asdict(self.data)}
         resolved: dict[str, Any] = json.loads(json.dumps({**groups, **recipe}))
@@ -581,6 +578,12 @@ def _widest(declared: Sequence[Tolerance]) -> Tolerance | None:
         floor=max(each.floor for each in declared),
         reason="; ".join(each.reason for each in declared),
     )
+
+
+def without_later_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a strategy without those that came later and are not asked for."""
+    written = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+    return {name: value for name, value in options.items() if (name, written[name]) not in _CAME_LATER}
 
 
 def name_of(spec: object) -> str:
