@@ -128,7 +128,7 @@ def _follow(agent: _Agent, board: Board, halt: HaltCheck, folder: Path) -> None:
 
 
 def test_a_store_is_hosted_on_a_free_port() -> None:
-    with hosted("127.0.0.2") as (host, port), hosted("localhost") as (_, other):
+    with hosted("127.0.0.2") as (host, port), hosted(host) as (_, other):
         assert (host, port != other) == ("127.0.0.2", True)
         TCPStore(host, port, is_master=False, wait_for_workers=False).set("key", "value")
         with pytest.raises(ConnectionRefusedError):  # it listens there alone
