@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import vl_convert
+from harness.report.formats.vega import to_svg
 
+_CONFIG = {"aria": False, "axis": {"grid": False, "tickCount": 5}}
 _SIZE = {"width": 380, "height": 210}
 _OURS = "ac=budget"
 _BOUND = "bound"
@@ -41,9 +42,7 @@ def main(words: Sequence[str]) -> int:
     found = [json.loads(path.read_text(encoding="utf-8"))["results"] for path in chosen.results]
     rows = [row for each in found for row in each["peers"]]
     ablations = [row for each in found for row in each["ablations"]]
-    chosen.out.write_text(
-        vl_convert.vegalite_to_svg(chart(rows, ablations), config={"aria": False}), encoding="utf-8"
-    )
+    chosen.out.write_text(to_svg(chart(rows, ablations), _CONFIG), encoding="utf-8")
     sys.stdout.write(f"{chosen.out}\n")
     return 0
 

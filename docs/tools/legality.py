@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,8 @@ def page_of(paths: Sequence[Path], everything: Iterable[Cell]) -> str:
         everything: all cells.
     """
     content, *later = [json.loads(path.read_text("utf-8")) for path in paths]
+    for each in (content, *later):
+        each["results"]["ran"] = dict(_endings(each["results"]["ran"]))
     content["results"]["ran"] |= {w: end for each in later for w, end in each["results"]["ran"].items()}
     links = " and ".join(f"[{path.name}](results/{path.name})" for path in paths)
     again = [_again(each) for each in later]
@@ -82,6 +84,17 @@ def page_of(paths: Sequence[Path], everything: Iterable[Cell]) -> str:
         f"## Unexpected\n\n{_unexpected(unexpected(results['ran'], by_words))}\n",
     ]
     return "\n".join(blocks)
+
+
+def _endings(tree: Mapping[str, Any], words: str = "") -> Iterator[tuple[str, str]]:
+    """Yield cells with their endings from a tree: a level has the words of one option that end alike."""
+    for alike, below in tree.items():
+        for word in alike.split("|"):
+            path = f"{words} {word}".lstrip()
+            if isinstance(below, str):
+                yield path, below
+            else:
+                yield from _endings(below, path)
 
 
 def _again(content: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,21 @@ def _content(**ran: str) -> dict[str, Any]:
         "results": {
             "environment_id": "0" * 12,
             "refused": {"mesh: too small": 3, "ac: no": 4},
-            "ran": {names[name].words: ending for name, ending in ran.items()},
+            "ran": _tree({names[name].words: ending for name, ending in ran.items()}),
             "seconds": {"none": 3.0, "inductor": 20.0},
             "legal": 5,
             "planned": 4,
         },
     }
+
+
+def _tree(ran: Mapping[str, str]) -> dict[str, Any]:
+    """Return cells by their first word, as a kept file has them by all of their words."""
+    tree: dict[str, Any] = {}
+    for words, ending in ran.items():
+        first, _, others = words.partition(" ")
+        tree.setdefault(first, {})[others] = ending
+    return tree
 
 
 def _page(folder: Path, *contents: dict[str, Any]) -> str:
