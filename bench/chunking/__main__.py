@@ -11,7 +11,6 @@ PARTS = {
     "chunk_points": "the same at published points, and the longest sequence in fixed bytes",
     "head_loss": "head and loss plain, by hand and planned",
     "third_party": "architectures of other libraries at half of their bytes",
-    "chunk_curves": "figures of what the first part has written",
 }
 
 if __name__ == "__main__":
