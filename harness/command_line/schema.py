@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from harness.command_line.unknown_option import suggestion, unknown_option
 from harness.errors import ConfigError, require_at_least, require_at_most
 from harness.experiment.data import data_specs
-from harness.experiment.experiment import Experiment, Recipe, without_later_options
+from harness.experiment.experiment import Experiment, Recipe
 from harness.experiment.mesh import Mesh
 from harness.experiment.protocol import Protocol
 from harness.launchers.base import Launcher
@@ -27,6 +27,7 @@ from harness.models import ModelSpec, families
 from harness.predict.hardware import Hardware
 from harness.predict.solve import SOLVABLE
 from harness.predict.this_cpu import THIS_CPU, numbers_of_this_cpu
+from harness.records.later_options import without_later
 from harness.records.store import check_name
 from harness.report.wandb.publisher import Tracker
 from harness.sweep.launch import Run
@@ -314,12 +315,10 @@ def to_yaml(resolved: Mapping[str, Any]) -> str:
 
 def as_refused(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return `fields` of a refused point as an experiment shows them, as far as they are sound."""
-    protocol = {name: value for name, value in fields["protocol"].items() if name != "probes" or value}
-    shown = {name: value for name, value in fields.items() if name != "microbatches" or value != 1}
-    shown["protocol"] = protocol
-    for group in ("ac", "chunk", "shard"):
+    shown = without_later("", fields)
+    for group in ("protocol", "ac", "chunk", "shard"):
         if isinstance(fields.get(group), Mapping):
-            shown[group] = without_later_options(fields[group])
+            shown[group] = without_later(group, fields[group])
     try:
         mesh = _construct("mesh", Mesh, fields["mesh"])
     except ConfigError:

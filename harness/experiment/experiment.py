@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from harness.experiment.data import DataSpec, data_specs
 from harness.experiment.mesh import Mesh
 from harness.experiment.protocol import Protocol
 from harness.models.base import ModelSpec
+from harness.records.later_options import without_later
 from strategies import (
     Strategy,
     Tolerance,
@@ -31,15 +32,6 @@ from strategies import (
 
 if TYPE_CHECKING:
     from strategies.shard.base import Sharding
-
-_CAME_LATER = (
-    ("split_backward", "hold"),
-    ("keep", ()),
-    ("keep_last", 0),
-    ("least_bytes", 0),
-    ("registered", None),
-)
-"""Options of strategies that came later: the address of what does not ask for them stays."""
 
 _OF_COMPILATION = ("compile_order", "compile_scope")
 WRAP_ORDERS = ("inside_fsdp", "outside_fsdp", "call_site")
@@ -245,18 +237,17 @@ class Experiment(Recipe):
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved experiment as JSON values; every group states its `name`."""
         recipe = {field.name: getattr(self, field.name) for field in dataclasses.fields(Recipe)}
-        # these options came later: the address of what they say nothing of stays
+        # options of compilation came later, too: the address of what they say nothing of stays
         unsaid = () if self.is_compiled else _OF_COMPILATION
-        unsaid = (*unsaid, *(() if self.microbatches > 1 else ("microbatches",)))
-        recipe = {name: value for name, value in recipe.items() if name not in unsaid}
+        recipe = without_later("", {name: value for name, value in recipe.items() if name not in unsaid})
         groups = {
             "model": {"family": name_of(self.model), **_asked(self.model)},
             "mesh": {"name": self.mesh.label, **self.mesh.asked()},
-            "protocol": _protocol(self.protocol),
+            "protocol": without_later("protocol", dataclasses.asdict(self.protocol)),
         }
         for group in ("ac", "chunk", "shard"):
             strategy = getattr(self, group)
-            options = without_later_options(dataclasses.asdict(strategy))
+            options = without_later(group, dataclasses.asdict(strategy))
             groups[group] = {"name": name_of(strategy), **options}
         data = next(name for name, cls in data_specs().items() if cls is type(self.data))
         groups["data"] = {"name": data, **dataclasses.asdict(self.data)}
@@ -547,14 +538,6 @@ class Experiment(Recipe):
             )
 
 
-def _protocol(protocol: Protocol) -> dict[str, Any]:
-    """Return the options of a protocol; that of probes, which came later, only where there are any."""
-    options = dataclasses.asdict(protocol)
-    return (
-        options if protocol.probes else {name: value for name, value in options.items() if name != "probes"}
-    )
-
-
 def _asked(model: ModelSpec) -> dict[str, Any]:
     """Return the options of a model; one with a default only where it has another value.
 
@@ -578,12 +561,6 @@ def _widest(declared: Sequence[Tolerance]) -> Tolerance | None:
         floor=max(each.floor for each in declared),
         reason="; ".join(each.reason for each in declared),
     )
-
-
-def without_later_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a strategy without those that came later and are not asked for."""
-    written = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
-    return {name: value for name, value in options.items() if (name, written[name]) not in _CAME_LATER}
 
 
 def name_of(spec: object) -> str:

@@ -7,14 +7,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from harness.errors import ConfigError, require_at_least, require_one_of
+from harness.records.later_options import without_later
 
 CP_METHODS = ("gather", "ring", "ulysses")
 SHARDING_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 _HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 _FSDP_OPTIONS = ("fsdp", "reshard_after_forward", "cpu_offload", "use_orig_params", "sharding_strategy")
 _TP_OPTIONS = ("sp", "loss_parallel")
-_LATER = (*_TP_OPTIONS, "sync", "cp", "cp_method")
-"""Options that came later: a mesh that does not ask for them is the mesh that it was."""
 _STAGES_PER_RANK: Mapping[str, tuple[int, int | None]] = {
     "gpipe": (1, 1),
     "1f1b": (1, 1),
@@ -205,9 +204,9 @@ class Mesh:
         Of a pipeline all its own are returned, so that points of several schedules show which is which.
         """
         defaults = {field.name: field.default for field in fields(self)}
-        options = asdict(self).items()
-        later = _LATER if self.pp > 1 else (*_LATER, *_OF_PIPELINES)
-        return {name: value for name, value in options if name not in later or value != defaults[name]}
+        unsaid = () if self.pp > 1 else _OF_PIPELINES
+        options = without_later("mesh", asdict(self)).items()
+        return {name: value for name, value in options if name not in unsaid or value != defaults[name]}
 
     def _require_meaning(self) -> None:
         """Refuse an option that nothing would read: two trials that differ in it would be one."""

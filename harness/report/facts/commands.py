@@ -33,11 +33,6 @@ def command(experiment: Mapping[str, Any]) -> str | None:
     return shlex.join(["acbench", *_overrides(experiment)])
 
 
-def default(option: str, of: str = "config") -> Any:
-    """Return the default of an option that is in no group, or of a choice such as `mesh/single`."""
-    return _yaml(of).get(option)
-
-
 def _overrides(experiment: Mapping[str, Any]) -> Iterator[str]:
     """Yield the overrides that make an experiment of the defaults."""
     defaults = _yaml("config")

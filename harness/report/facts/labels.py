@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from harness.report.facts.commands import default
+from harness.records.later_options import CAME_LATER
 from harness.report.facts.number_words import escaped, printable
 
 ExperimentFields = Mapping[str, Any]
@@ -19,9 +19,6 @@ _GROUPS = (*_VARIANT, *_NAMED, "mesh")
 _MESH_SIZES = ("dp_replicate", "dp_shard", "tp", "pp")
 _OF_THE_CHOICE = ("wrap_order",)
 """Scalar fields that say how a strategy is applied."""
-
-_LEFT_OUT = ("microbatches", "sync")
-"""Fields that an experiment has only with another value than their default."""
 
 _SPLIT = ("kwargs", "overrides")
 """Options that hold options."""
@@ -143,17 +140,19 @@ def fields_that_differ(experiments: Sequence[ExperimentFields]) -> dict[str, lis
 
 def _with_defaults(experiments: Sequence[ExperimentFields]) -> list[ExperimentFields]:
     """Return experiments with the defaults that one leaves out, where another one has something else."""
-    scalars = {
-        name: default(name) for name in _LEFT_OUT if any(name in experiment for experiment in experiments)
-    }
-    meshes = [mesh for each in experiments if isinstance(mesh := each.get("mesh"), Mapping)]
-    options = {name: default(name, "mesh/single") for mesh in meshes for name in mesh if name in _LEFT_OUT}
+    scalars = _used_defaults("", experiments)
+    meshes = [mesh if isinstance(mesh := each.get("mesh"), Mapping) else {} for each in experiments]
+    options = _used_defaults("mesh", meshes)
     return [
-        scalars | {**each, "mesh": options | {**mesh}}
-        if isinstance(mesh := each.get("mesh"), Mapping)
-        else {**scalars, **each}
-        for each in experiments
+        {**scalars, **each, **({"mesh": {**options, **mesh}} if mesh else {})}
+        for each, mesh in zip(experiments, meshes, strict=True)
     ]
+
+
+def _used_defaults(group: str, all_options: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the defaults of options that came later and that one of `all_options` states."""
+    later = CAME_LATER[group].items()
+    return {name: value for name, value in later if any(name in options for options in all_options)}
 
 
 def _swept_options(experiments: Sequence[ExperimentFields]) -> set[tuple[str, str, str]]:

@@ -1,0 +1,24 @@
+"""Options that came later: what does not ask for them leaves them out, and keeps its address."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+CAME_LATER: Mapping[str, Mapping[str, Any]] = {
+    "": {"microbatches": 1},
+    "mesh": {"sp": False, "loss_parallel": False, "sync": "each", "cp": 1, "cp_method": "gather"},
+    "protocol": {"probes": False},
+    "ac": {"split_backward": "hold", "keep": [], "keep_last": 0, "least_bytes": 0, "registered": None},
+}
+"""Such options with their defaults, by group; those of no group are under the empty name."""
+
+
+def without_later(group: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a group without those that came later and have their default."""
+    later = CAME_LATER.get(group, {})
+    return {
+        name: value
+        for name, value in options.items()
+        if name not in later or (list(value) if isinstance(value, tuple) else value) != later[name]
+    }
