@@ -100,7 +100,7 @@ class SelectiveOp(Recomputing):
             recomputing = around.inner if isinstance(around, region.Around) else around
             assert isinstance(recomputing, recomputation.Recomputation)
             assert recomputing.within is not None
-            inner = kept_modules.MatchingModule(within=recomputing.within, block=recomputing)
+            inner = region.InScope(scope=recomputing.within, shown=recomputing)
             for module in self._matching(block).values():
                 region.enclose(module, inner, holds_call=False)
         return enclosed

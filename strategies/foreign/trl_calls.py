@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 from trl.models import enable_selective_activation_checkpointing, get_act_offloading_ctx_manager
 
-from strategies.base import Observation
 from strategies.foreign.transformers_calls import of_transformers
 from strategies.foreign.variant import refuse_without_accelerator
 from strategies.regions import region
@@ -34,26 +29,4 @@ def switch_on(
             checked.activation_checkpointing_enable({"use_reentrant": False})
     if activation_offloading:
         refuse_without_accelerator("activation_offloading", "trl copies from the accelerator")
-        region.enclose(model, _Offloading(scope=get_act_offloading_ctx_manager(model=model)))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Offloading:
-    """A region in the scope of TRL's offloading."""
-
-    scope: AbstractContextManager[Any]
-
-    def __call__(
-        self,
-        module: nn.Module,  # noqa: ARG002 (`body` is bound to it)
-        body: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """Return `body(*args, **kwargs)`."""
-        with self.scope:
-            return body(*args, **kwargs)
-
-    def observe(self) -> Observation:
-        """Return nothing: TRL counts nothing."""
-        return Observation()
+        region.enclose(model, region.InScope(scope=get_act_offloading_ctx_manager(model=model)))

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
-from torch import nn
-
-from strategies.base import Observation, StrategyError
-from strategies.regions.region import Region
+from strategies.base import StrategyError
 
 
 @dataclass(kw_only=True, slots=True)
 class Within:
-    """The place of a block's forward.
+    """The place of a block's forward; the scope of each matching module in it.
 
     Fields:
         depth: number of matching modules that it is in.
@@ -24,36 +20,11 @@ class Within:
 
     depth: int = 0
 
+    def __enter__(self) -> None:
+        self.depth += 1
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MatchingModule:
-    """A region around a module that a pattern matches: it says when the block's forward is in it.
-
-    Fields:
-        within: the place of the forward of its block.
-        block: the region around the block.
-    """
-
-    within: Within
-    block: Region
-
-    def __call__(
-        self,
-        module: nn.Module,  # noqa: ARG002 (`body` is bound to it)
-        body: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """Return `body(*args, **kwargs)`."""
-        self.within.depth += 1
-        try:
-            return body(*args, **kwargs)
-        finally:
-            self.within.depth -= 1
-
-    def observe(self) -> Observation:
-        """Return what the block's region showed."""
-        return self.block.observe()
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
 
 
 def matching(patterns: Sequence[str], names: Iterable[str]) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copyreg
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -69,6 +70,34 @@ class Around:
     def observe(self) -> Observation:
         """Return the operators that `inner` saw and the bytes that `outer` moved."""
         return replace(self.inner.observe(), offloaded_bytes=self.outer.observe().offloaded_bytes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InScope:
+    """A forward that runs in a scope, which may be entered again.
+
+    Fields:
+        scope: entered before each forward and left after it.
+        shown: the region that says what the latest step showed; without one nothing is counted.
+    """
+
+    scope: AbstractContextManager[Any]
+    shown: Region | None = None
+
+    def __call__(
+        self,
+        module: nn.Module,  # noqa: ARG002 (`body` is bound to it)
+        body: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Return `body(*args, **kwargs)`, run in the scope."""
+        with self.scope:
+            return body(*args, **kwargs)
+
+    def observe(self) -> Observation:
+        """Return what `shown` has seen."""
+        return Observation() if self.shown is None else self.shown.observe()
 
 
 class RegionCallSite:
