@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -19,7 +19,7 @@ from harness.measure.in_place_operators import AsUnwatched
 from harness.measure.memory import allocator
 from harness.measure.memory.allocator import LiveTotals
 from harness.measure.memory.compiled_buffers import buffers_seen
-from harness.measure.memory.locator import Locator
+from harness.measure.memory.locator import ASKERS, Locator
 from harness.measure.memory.storage_history import StorageHistory
 from harness.measure.memory.totals import StepTotals, standing
 from harness.measure.rng import seeded
@@ -28,7 +28,7 @@ from harness.measure.trainee import BackwardPart, Trainee, Watcher, forward_and_
 from harness.measure.work.compiled_graphs import CompiledGraphs, CompiledWork
 from harness.measure.work.counter import work_of
 from harness.models.base import Batch
-from harness.records.measured import Allocator, MeasuredMemory, MeasuredWork
+from harness.records.measured import Allocator, MeasuredMemory, MeasuredWork, StageAction
 from strategies.base import PlansFromStep, RunnableStep
 from strategies.estimate.patched import Wrappings
 from strategies.estimate.tensors import plain_tensors, tensors_held_by
@@ -49,6 +49,8 @@ class StepReport:
         ledger: lives of the storages that they touched.
         compiled: what `work` has besides them; `None` where nothing is compiled.
         microbatch_bytes: the most activations that one forward of a micro-batch has left.
+        forwards: forward calls of each block by what asked for them.
+        actions: those of the schedule, if there is one.
         live: what the device's allocator should have seen, for `allocator_truth`.
         workspaces: the private memory of operators, or `None` where no probe has looked for it.
     """
@@ -60,6 +62,8 @@ class StepReport:
     ledger: Ledger
     compiled: CompiledWork | None
     microbatch_bytes: int
+    forwards: dict[str, dict[str, int]]
+    actions: tuple[StageAction, ...]
     live: LiveTotals
     workspaces: Workspaces | None
 
@@ -114,7 +118,7 @@ def instrument(
         _step(trainee, batch, _Meters(totals=totals, locator=locator))
     history, beyond = totals.history(), compiled()
     work = work_of((each.work for each in recorder.operators), locator.calls, device=device.type)
-    work = replace(work, recomputations=dict(locator.calls_by_asker))
+    work = replace(work, recomputations=_by_asker(locator.calls_by_asker))
     return StepReport(
         memory=history.memory(),
         work=work if beyond is None else beyond.beside(work),
@@ -123,9 +127,16 @@ def instrument(
         ledger=recorder.ledger,
         compiled=beyond,
         microbatch_bytes=totals.microbatch_bytes,
+        forwards=locator.calls_by_asker,
+        actions=history.actions(totals.actions),
         live=totals.live_totals(device.type),
         workspaces=None if probe is None else _workspaces(recorder.ledger),
     )
+
+
+def _by_asker(forwards: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    """Return the forward calls of all blocks by what asked for them."""
+    return {asker: sum(counts[asker] for counts in forwards.values()) for asker in ASKERS}
 
 
 def allocator_truth(trainee: Trainee, batch: Any, live: LiveTotals) -> Allocator | None:
@@ -245,6 +256,9 @@ class _Meters(Watcher):
 
     def on_dropped(self) -> None:
         self.totals.on_dropped()
+
+    def on_action(self, action: str) -> None:
+        self.totals.actions.append(action)
 
     def enter(self, phase: Phase, part: BackwardPart = "input") -> None:
         self.locator.phase = phase

@@ -25,6 +25,9 @@ class Watcher:
     def on_dropped(self) -> None:
         """Note that the gradients of the step before have been dropped."""
 
+    def on_action(self, action: str) -> None:
+        """Note that an action of a schedule begins, whose forward or backward is the next: `2I3`."""
+
     def enter(self, phase: Phase, part: BackwardPart = "input") -> None:
         """From now on the step does this, until it enters another phase; `part` says more of a backward."""
 

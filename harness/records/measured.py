@@ -302,6 +302,20 @@ class TrainedModel:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StageAction:
+    """An action of a rank's schedule.
+
+    Fields:
+        action: stage, kind and micro-batch, such as `2I3`. `F` is a forward, `B` a backward, `I` its part for
+            the gradient of the input, `W` its part for the gradients of weights.
+        bytes: highest total on the device from the end of the action before to the end of this one.
+    """
+
+    action: str
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StagesInFlight:
     """The stages of one rank of a pipeline, and what its schedule holds of them.
 
@@ -311,12 +325,17 @@ class StagesInFlight:
         in_flight_weights: the most forwards whose weights have no gradient of it yet; more than `in_flight`
             where a schedule computes them later.
         bytes_a_microbatch: the most activations that one forward has left, what it returns included.
+        forwards: forward calls of each block by what asked for them, as of `MeasuredWork.recomputations`.
+        actions: what the rank did, in order of time; of a long step, the highest of neighbouring actions, at
+            most 200 in all.
     """
 
     stages: tuple[int, ...]
     in_flight: int
     in_flight_weights: int
     bytes_a_microbatch: int
+    forwards: dict[str, dict[str, int]] = field(default_factory=dict)
+    actions: tuple[StageAction, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

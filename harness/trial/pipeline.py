@@ -25,6 +25,7 @@ from torch.distributed.pipelining import (
 )
 
 from harness.experiment.mesh import Mesh
+from harness.measure.step import StepReport
 from harness.measure.trainee import BackwardPart, Watcher
 from harness.models.base import Batch, LossFunction
 from harness.records.measured import StagesInFlight
@@ -130,17 +131,20 @@ class Pipeline:
         finally:
             self._parts, self._watcher = (), Watcher()
 
-    def shown(self, microbatch_bytes: int) -> StagesInFlight:
-        """Return what a record says of the stages, with the bytes that one forward of them leaves."""
+    def shown(self, report: StepReport) -> StagesInFlight:
+        """Return what a record says of the stages, after a step that was measured."""
         return StagesInFlight(
             stages=self.stages,
             in_flight=self.in_flight.inputs,
             in_flight_weights=self.in_flight.weights,
-            bytes_a_microbatch=microbatch_bytes,
+            bytes_a_microbatch=report.microbatch_bytes,
+            forwards=report.forwards,
+            actions=report.actions,
         )
 
     def forward(self, run: Callable[..., Any], number: int, args: tuple[Any, ...], stage: _Stage) -> Any:
         """Run the forward of a stage on a micro-batch; the first reads it, the last goes on to the loss."""
+        self._watcher.on_action(f"{stage.stage_index}F{number}")
         self._watcher.enter("forward")
         self._latest = number
         with _own_words(), self._around():
@@ -149,8 +153,9 @@ class Pipeline:
             self._watcher.on_forward(outputs, None)
         return outputs
 
-    def backward(self, run: Callable[[], None], part: BackwardPart) -> None:
+    def backward(self, run: Callable[[], None], part: BackwardPart, action: str) -> None:
         """Run the backward of a stage, or one part of it."""
+        self._watcher.on_action(action)
         self._watcher.enter("backward", part)
         with _own_words():
             run()
@@ -203,12 +208,12 @@ class _Stage(PipelineStage):
     ) -> None:
         """Run the backward of one micro-batch, or compute the gradient of its input."""
         run = partial(PipelineStage.backward_one_chunk, self, number, loss, full_backward, last_backward)
-        self._pipeline.backward(run, "input")
+        self._pipeline.backward(run, "input", f"{self.stage_index}{'B' if full_backward else 'I'}{number}")
 
     def backward_weight_one_chunk(self, number: int, last_backward: bool = False) -> None:
         """Compute the gradients of weights of one micro-batch."""
         run = partial(PipelineStage.backward_weight_one_chunk, self, number, last_backward)
-        self._pipeline.backward(run, "weight")
+        self._pipeline.backward(run, "weight", f"{self.stage_index}W{number}")
 
 
 def _nothing_left() -> Callable[[], None]:

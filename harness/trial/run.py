@@ -191,7 +191,7 @@ def _measure(
         local_rank=bench.context.local_rank,
         memory=replace(report.memory, allocator=truth),
         work=report.work,
-        pipeline=None if trainee.pipeline is None else trainee.pipeline.shown(report.microbatch_bytes),
+        pipeline=None if trainee.pipeline is None else trainee.pipeline.shown(report),
         observation=Observed(**asdict(observation)),
         trained=trainee.trained,
     )

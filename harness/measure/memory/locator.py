@@ -37,10 +37,9 @@ class Locator(Position, AbstractContextManager["Locator"]):
     """Follows one model through one step; enter it around the step and set `phase` as the step goes on.
 
     Attributes:
-        calls: forward calls of each block, recomputation included.
         asked_by: part of the step that asks for forwards now: `forward`, a backward (or its part for the
             `input`), or the part of a backward for the `weight`.
-        calls_by_asker: forward calls of all blocks by that part.
+        calls_by_asker: forward calls of each block by that part.
         wrappings: the functions that it follows.
 
     A reentrant region on CUDA records its graph on the thread of the backward pass, whose sequence numbers
@@ -49,9 +48,8 @@ class Locator(Position, AbstractContextManager["Locator"]):
 
     def __init__(self, model: nn.Module, blocks: Mapping[str, nn.Module]) -> None:
         super().__init__()
-        self.calls = dict.fromkeys(blocks, 0)
         self.asked_by = ASKERS[0]
-        self.calls_by_asker = dict.fromkeys(ASKERS, 0)
+        self.calls_by_asker = {name: dict.fromkeys(ASKERS, 0) for name in blocks}
         self._model = model
         self._names = {id(module): _readable(name, model) for name, module in model.named_modules()}
         self._blocks = {id(module): name for name, module in blocks.items()}
@@ -74,6 +72,11 @@ class Locator(Position, AbstractContextManager["Locator"]):
 
     def __exit__(self, *_: object) -> None:
         self.wrappings.close()
+
+    @property
+    def calls(self) -> dict[str, int]:
+        """Forward calls of each block, recomputation included."""
+        return {name: sum(counts.values()) for name, counts in self.calls_by_asker.items()}
 
     @property
     def module(self) -> str:
@@ -115,8 +118,7 @@ class Locator(Position, AbstractContextManager["Locator"]):
     def _entered(self, module: nn.Module) -> Iterator[None]:
         """Count the call of a block, and have the module executing inside the scope."""
         if id(module) in self._blocks:
-            self.calls[self._blocks[id(module)]] += 1
-            self.calls_by_asker[self.asked_by] += 1
+            self.calls_by_asker[self._blocks[id(module)]][self.asked_by] += 1
         self._inside.append(id(module))
         self._mark()
         try:

@@ -7,13 +7,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from harness.records.measured import PEAK_PARTS, MeasuredMemory, Moment, SavedTensor
+from harness.records.measured import PEAK_PARTS, MeasuredMemory, Moment, SavedTensor, StageAction
 from strategies.step.live_storages import RANDOM_STATE
 
 LARGEST_SAVED = 20
 MOST_MOMENTS = 200
+
+T = TypeVar("T")
 
 
 class StorageChange(NamedTuple):
@@ -110,6 +112,21 @@ class StorageHistory:
             timeline=_timeline(start_bytes, on_device),
         )
 
+    def actions(self, names: Sequence[str]) -> tuple[StageAction, ...]:
+        """Return the highest total in each action of a schedule; where there are too many, of neighbours.
+
+        Args:
+            names: all actions in order of time, each of which is one of `stretches`; none without a schedule.
+        """
+        running = sum(self.start.values())
+        found: list[StageAction] = []
+        # what is dropped before the first action is its own stretch, and so is the optimizer
+        for name, stretch in zip(["", *names], self.stretches, strict=False):
+            peak, _ = _peak(running, on_device := [change for change in stretch if not change.on_host])
+            running += sum(change.delta for change in on_device)
+            found.append(StageAction(action=name, bytes=peak.nbytes))
+        return tuple(max(group, key=_action_bytes) for group in _neighbours(found[1:]))
+
     def _changes(self) -> Iterator[StorageChange]:
         for stretch in self.stretches:
             yield from stretch
@@ -139,11 +156,14 @@ def _peak(start_bytes: int, changes: Iterable[StorageChange]) -> tuple[Stay, int
 
 def _timeline(start_bytes: int, changes: Iterable[StorageChange]) -> tuple[Moment, ...]:
     """Return the step in order of time; where there are too many stays, the highest of neighbours."""
-    stays = _stays(start_bytes, changes)
-    width = math.ceil(len(stays) / MOST_MOMENTS) or 1
-    groups = (stays[first : first + width] for first in range(0, len(stays), width))
-    highest = (max(group, key=_nbytes) for group in groups)
+    highest = (max(group, key=_nbytes) for group in _neighbours(_stays(start_bytes, changes)))
     return tuple(Moment(bytes=stay.nbytes, phase=stay.phase, module=stay.module) for stay in highest)
+
+
+def _neighbours(events: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Yield events in order of time, in at most `MOST_MOMENTS` groups."""
+    width = math.ceil(len(events) / MOST_MOMENTS) or 1
+    yield from (events[first : first + width] for first in range(0, len(events), width))
 
 
 def _stays(start_bytes: int, changes: Iterable[StorageChange]) -> list[Stay]:
@@ -162,3 +182,7 @@ def _stays(start_bytes: int, changes: Iterable[StorageChange]) -> list[Stay]:
 
 def _nbytes(stay: Stay) -> int:
     return stay.nbytes
+
+
+def _action_bytes(action: StageAction) -> int:
+    return action.bytes

@@ -51,6 +51,7 @@ class StepTotals:
 
     Attributes:
         microbatch_bytes: the most activations that one forward of a micro-batch has left.
+        actions: those of a schedule, of which each ends with one forward or backward.
 
     Args:
         trainee: what is trained.
@@ -68,6 +69,7 @@ class StepTotals:
         self._numbers: dict[str, set[int]] = {}
         self._before_bytes = 0
         self.microbatch_bytes = 0
+        self.actions: list[str] = []
 
     def start(self, batch: Any) -> None:
         """Enter what stands before the step."""

@@ -20,6 +20,7 @@ from harness.report.content.tables import (
     remarks,
     results,
     savings,
+    stages,
     verdicts,
 )
 from harness.report.facts.document import Chapter, Document, Figure, Line, Section, Statement, Table
@@ -51,7 +52,9 @@ def document(sweep: SweepRecords) -> Document:
         ),
         Section(key="endings", title="Failures", items=_filled([failures(sweep)])),
         Section(
-            key="traffic", title="More numbers", items=_filled([beside_measured(sweep), collectives(chosen)])
+            key="traffic",
+            title="More numbers",
+            items=_filled([stages(sweep), beside_measured(sweep), collectives(chosen)]),
         ),
         Section(
             key="details",

@@ -11,7 +11,6 @@ from harness.report.content.columns import number_cell
 from harness.report.facts import quantities
 from harness.report.facts.commands import command
 from harness.report.facts.document import CodeText, Line, LinePart, Mark, Table
-from harness.report.facts.pipeline_notes import stages_by_rank
 from harness.report.facts.quantities import Quantity
 from harness.report.facts.sweep_records import Entry, SweepRecords
 
@@ -98,8 +97,6 @@ def _memory(entry: Entry) -> Iterator[Fact]:
     ranks = _named_numbers(entry, [("", quantities.rank_peak(index)) for index in range(len(memory.by_rank))])
     if len(ranks) > 1:
         yield _fact("peak by rank", *_listed(ranks))
-    for rank, held in stages_by_rank(entry.record):
-        yield _fact(rank, held)
     if memory.allocator is not None:
         numbers = _listed(_named_numbers(entry, quantities.ALLOCATOR))
         yield _fact("allocator", f"{memory.allocator.source}: ", *numbers)

@@ -23,6 +23,7 @@ from harness.report.facts.commands import command
 from harness.report.facts.document import NOTHING, CodeText, Line, LinePart, Mark, Statement, Table, plain
 from harness.report.facts.number_words import and_more, printable, shortened
 from harness.report.facts.pareto import ParetoFront
+from harness.report.facts.pipeline_notes import forwards_of_blocks
 from harness.report.facts.sweep_records import Entry, SweepRecords, grouped, sentence
 
 _PROTOCOL = ("protocol", "data")
@@ -223,6 +224,45 @@ def collectives(entries: Sequence[Entry]) -> Table:
         ),
         about=_TRAFFIC + (_REPEATED if repeats else ""),
         is_folded=True,
+    )
+
+
+def stages(sweep: SweepRecords) -> Table:
+    """Return the ranks of each pipeline: stages, what is in flight, bytes, and how often blocks run."""
+    return Table(
+        key="stages",
+        title="Ranks of pipelines",
+        columns=(
+            "trial",
+            "rank",
+            "stages",
+            "in flight",
+            "of weights",
+            "a forward leaves",
+            "peak",
+            "forwards",
+        ),
+        rows=tuple(
+            (
+                (entry.trial,),
+                (str(each.rank),),
+                (" ".join(map(str, each.stages)),),
+                number_cell(entry, quantities.in_flight(each.rank)),
+                number_cell(entry, quantities.in_flight_weights(each.rank)),
+                number_cell(entry, quantities.stage_bytes(each.rank)),
+                number_cell(entry, quantities.rank_peak(each.rank)),
+                (forwards_of_blocks(each, entry.record.experiment.get("microbatches", 1)) or NOTHING,),
+            )
+            for entry in sweep.entries
+            if entry.record.memory is not None
+            for each in entry.record.memory.pipeline or ()
+        ),
+        about=(
+            "in flight: the most forwards whose input has no gradient yet; of weights: whose weights have "
+            "none of them. forwards: of a block for a micro-batch, asked for by forward + by a backward or "
+            "its part for the input + by its part for weights. The first stage has no gradient of an input "
+            "to give, and takes its whole backward with the weights."
+        ),
     )
 
 

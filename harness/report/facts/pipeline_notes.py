@@ -1,11 +1,11 @@
-"""Pipelines in sentences: what each rank holds, and blocks that are recomputed more often than once."""
+"""Pipelines in words: how often blocks run, and which are recomputed more often than once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from harness.records.measured import StagesInFlight
 from harness.records.record import Record
-from harness.report.facts.number_words import human_bytes
 
 _BY_PARTS = (
     "torch's checkpoint recomputes for each call of autograd, and a backward in two parts makes one for the "
@@ -28,14 +28,19 @@ def pipeline_notes(record: Record) -> Iterator[str]:
         yield f"recomputed {times} times, a block in each micro-batch{why}"
 
 
-def stages_by_rank(record: Record) -> Iterator[tuple[str, str]]:
-    """Yield each rank of a pipeline with its stages, what it holds of them at most, and its peak."""
-    memory = record.memory
-    for each in (memory.pipeline or ()) if memory is not None else ():
-        stages = " and ".join(map(str, each.stages))
-        held = f"{each.in_flight} forwards in flight"
-        if each.in_flight_weights != each.in_flight:
-            held += f", {each.in_flight_weights} until the gradients of weights"
-        left = f"{human_bytes(each.bytes_a_microbatch)} a forward, peak {human_bytes(each.peak_bytes)}"
-        noun = "stage" if len(each.stages) == 1 else "stages"
-        yield f"rank {each.rank}", f"{noun} {stages}: at most {held}, {left}"
+def forwards_of_blocks(stages: StagesInFlight, microbatches: int) -> str:
+    """Return forwards for a micro-batch, by forward, input part and weight part: `1 + 1 + 9 (layers.2)`.
+
+    Blocks that run alike stand together; of more than two the first and the last by name.
+    """
+    alike: dict[str, list[str]] = {}
+    for name, counts in stages.forwards.items():
+        times = " + ".join(f"{count / microbatches:g}" for count in counts.values())
+        alike.setdefault(times, []).append(name)
+    return ", ".join(f"{times} ({_listed(names)})" for times, names in alike.items())
+
+
+def _listed(names: Sequence[str]) -> str:
+    if len(names) <= 2:  # noqa: PLR2004 (both ends)
+        return ", ".join(names)
+    return f"{len(names)} blocks from {names[0]} to {names[-1]}"

@@ -178,6 +178,32 @@ def timeline_bytes(index: int | str) -> Quantity:
     return _memory(lambda memory: memory.timeline[cast("int", index)].bytes)
 
 
+def stage_bytes(rank: int) -> Quantity:
+    """Return what one forward leaves on one rank of a pipeline."""
+    return _memory(lambda memory: some(memory.pipeline)[rank].bytes_a_microbatch)
+
+
+def in_flight(rank: int) -> Quantity:
+    """Return the most forwards of one rank whose input has no gradient yet."""
+    return Quantity(
+        unit=NumberUnit.COUNT,
+        read=lambda record: some(some(record.memory).pipeline)[rank].in_flight,
+    )
+
+
+def in_flight_weights(rank: int) -> Quantity:
+    """Return the most forwards of one rank whose weights have no gradient of them yet."""
+    return Quantity(
+        unit=NumberUnit.COUNT,
+        read=lambda record: some(some(record.memory).pipeline)[rank].in_flight_weights,
+    )
+
+
+def action_bytes(rank: int | str, number: int | str) -> Quantity:
+    """Return the bytes of an action of a rank; words in braces are the columns of a figure with both."""
+    return _memory(lambda memory: some(memory.pipeline)[cast("int", rank)].actions[cast("int", number)].bytes)
+
+
 def recomputed_op(name: str) -> Quantity:
     """Return how often an operator ran again in backward."""
     return _work(lambda work: work.recomputed_ops[name], NumberUnit.COUNT)

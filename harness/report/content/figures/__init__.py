@@ -5,6 +5,7 @@ from __future__ import annotations
 from harness.report.content.figures.bars import memory_figure, work_figure
 from harness.report.content.figures.curves import chunk_figure, timeline_figure
 from harness.report.content.figures.scatter import front_figure, prediction_figure
+from harness.report.content.figures.schedules import schedule_figure
 from harness.report.facts.document import Figure
 from harness.report.facts.sweep_records import Entry, SweepRecords
 
@@ -19,6 +20,7 @@ def figures(sweep: SweepRecords) -> tuple[Figure, ...]:
         front_figure(sweep),
         memory_figure(shown),
         timeline_figure(sweep),
+        schedule_figure(sweep),
         work_figure(shown),
         prediction_figure(sweep),
         *(chunk_figure(sweep, option) for option in ("budget_mib", "fraction")),

@@ -13,21 +13,29 @@ from harness.measure.memory.storage_history import (
     StorageHistory,
     in_order,
 )
-from harness.records.measured import MeasuredMemory, Moment, SavedTensor
+from harness.records.measured import MeasuredMemory, Moment, SavedTensor, StageAction
 
 
 def _memory(
     *changes: StorageChange, start: dict[str, int] | None = None, saved: Sequence[SavedTensor] = ()
 ) -> MeasuredMemory:
+    return _history([[], changes], start, saved).memory()
+
+
+def _history(
+    stretches: Sequence[Sequence[StorageChange]],
+    start: dict[str, int] | None = None,
+    saved: Sequence[SavedTensor] = (),
+) -> StorageHistory:
     return StorageHistory(
         start=start or {},
         start_host_bytes=0,
-        stretches=[[], changes],
+        stretches=stretches,
         saved=saved,
         parameter_bytes=0,
         gradient_bytes=0,
         optimizer_bytes=0,
-    ).memory()
+    )
 
 
 def _saved(nbytes: int, module: str = "m") -> SavedTensor:
@@ -65,6 +73,17 @@ def test_of_a_long_step_the_timeline_has_the_highest_of_neighbours() -> None:
         *(StorageChange(1, "forward", str(number), "temporary") for number in range(2 * MOST_MOMENTS))
     ).timeline
     assert [moment.bytes for moment in moments] == [2 * number for number in range(1, MOST_MOMENTS + 1)]
+
+
+def test_an_action_has_the_highest_total_since_the_end_of_the_one_before() -> None:
+    dropped = [StorageChange(-50, "forward", "a", "gradients")]
+    first = [StorageChange(10, "forward", "a", "saved"), StorageChange(-4, "forward", "a", "saved")]
+    second = [StorageChange(9, "backward", "a", "temporary", on_host=True)]
+    optimizer = [StorageChange(70, "optimizer", "a", "optimizer")]
+    history = _history([dropped, first, second, optimizer], start={"gradients": 50, "parameters": 100})
+    found = history.actions(["0F0", "0B0"])
+    assert found == (StageAction(action="0F0", bytes=110), StageAction(action="0B0", bytes=106))
+    assert history.actions([]) == ()
 
 
 def test_what_lives_at_the_first_highest_total_sums_to_it() -> None:

@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from harness.measure.memory.locator import ASKERS
+from harness.records.measured import StagesInFlight
 from harness.records.record import Record
-from harness.report.facts.pipeline_notes import pipeline_notes, stages_by_rank
+from harness.report.facts.pipeline_notes import forwards_of_blocks, pipeline_notes
 from harness.report.facts.trial_notes import notes
 from tests.harness.records_fixture import experiment, rank_result, record
 
@@ -13,7 +15,7 @@ _CAUSE = (
     "torch's checkpoint recomputes for each call of autograd, and a backward in two parts makes one for the "
     "input and one for each group of parameters"
 )
-_STAGES = {"in_flight": 4, "in_flight_weights": 4, "bytes_a_microbatch": 70_592}
+_STAGES: dict[str, Any] = {"in_flight": 4, "in_flight_weights": 4, "bytes_a_microbatch": 70_592}
 
 
 def _record(
@@ -53,23 +55,22 @@ def test_a_recomputation_for_each_part_is_as_asked() -> None:
 
 def test_nothing_is_told_without_a_pipeline() -> None:
     told = _record(44, weight=0)
-    assert (list(pipeline_notes(told)), list(stages_by_rank(told))) == ([], [])
+    assert list(pipeline_notes(told)) == []
 
 
 @pytest.mark.parametrize(
-    ("stages", "expected"),
+    ("forwards", "expected"),
     [
-        ({"stages": [1], **_STAGES}, "stage 1: at most 4 forwards in flight, 68.9 KiB a forward, peak "),
+        ({"layers.0": (4, 4, 0)}, "1 + 1 + 0 (layers.0)"),
+        ({"layers.0": (4, 0, 4), "layers.4": (4, 4, 36)}, "1 + 0 + 1 (layers.0), 1 + 1 + 9 (layers.4)"),
         (
-            {"stages": [0, 3], **_STAGES, "in_flight": 3},
-            (
-                "stages 0 and 3: at most 3 forwards in flight, 4 until the gradients of weights, 68.9 KiB a "
-                "forward, peak "
-            ),
+            {f"layers.{index}": (4, 2, 0) for index in range(3)},
+            "1 + 0.5 + 0 (3 blocks from layers.0 to layers.2)",
         ),
+        ({}, ""),
     ],
-    ids=["one stage", "two stages, whose weights come later"],
+    ids=["one block", "two that run otherwise", "blocks alike", "a record of before"],
 )
-def test_the_stages_of_each_rank(stages: dict[str, Any], expected: str) -> None:
-    ((rank, held),) = stages_by_rank(_record(4, weight=0, stages=stages))
-    assert (rank, held[: len(expected)]) == ("rank 0", expected)
+def test_forwards_of_blocks(forwards: dict[str, tuple[int, int, int]], expected: str) -> None:
+    counts = {name: dict(zip(ASKERS, each, strict=True)) for name, each in forwards.items()}
+    assert forwards_of_blocks(StagesInFlight(stages=(0,), forwards=counts, **_STAGES), 4) == expected
