@@ -75,6 +75,11 @@ class Workshop:
         return device
 
     @property
+    def whole_step(self) -> tuple[Batch, ...]:
+        """The micro-batches of a step."""
+        return self.batches
+
+    @property
     def rank(self) -> int:
         """This rank."""
         return dist.get_rank() if dist.is_initialized() else 0

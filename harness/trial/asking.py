@@ -73,8 +73,14 @@ class TrialModels:
 
     @property
     def batches(self) -> tuple[Batch, ...]:
-        """One batch, of which a smaller one may be cut, or two."""
-        return (self.batch(0),) if self.takes_any_size else (self.batch(0), self.batch(1))
+        """One micro-batch, of which a smaller one may be cut, or those with which two steps begin."""
+        steps = (0,) if self.takes_any_size else (0, 1)
+        return tuple(self.batch(step).parts()[0] for step in steps)
+
+    @property
+    def whole_step(self) -> tuple[Batch, ...]:
+        """The micro-batches of the first step."""
+        return self.batch(0).parts()
 
     def trainee(self, *, is_variant: bool) -> MicroBatched:
         """Return a fresh model."""

@@ -266,7 +266,7 @@ def _probe(bench: _Bench, parity: Parity) -> Probed:
     models = TrialModels(
         link=first_link(experiment),
         assembled=bench.assemble,
-        batch=lambda step: bench.batch(step).parts()[0],
+        batch=bench.batch,
         device=context.device,
         rank=context.rank,
         dp_rank=experiment.mesh.data_rank(context.rank),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ class Growth:
 
     Fields:
         live_bytes: bytes of live storages made since the first step began, after each.
-        made_by: operator and module that made most of what lives at the end.
+        made_by: operator and module that made most of what the last steps have left more than those before.
         is_garbage: what has grown lives in reference cycles until Python collects garbage.
     """
 
@@ -75,11 +75,13 @@ def growth(
     locator = Locator(trainee.model, {})
     live = LiveStorages(locator, device=device.type)
     found: list[int] = []
+    made: deque[Counter[str]] = deque(maxlen=_GROWING + 1)
     with _without_collections(), settled_collectives(), locator, live:
         for step in range(STEPS):
             with seeded(seed, step=step, dp_rank=dp_rank, device=device):
                 together(lambda: _step(trainee, batch(), locator))
             found.append(live.ledger.total(_is_made))
+            made.append(_made_by(live.ledger))
             if step + 1 >= _FIRST_STEPS and not anywhere(
                 bool(Growth(live_bytes=tuple(found)).bytes_per_step)
             ):
@@ -87,18 +89,19 @@ def growth(
         seen = Growth(live_bytes=tuple(found))
         if not seen.bytes_per_step:
             return seen
-        made_by = _largest(live.ledger)
+        grown = made[-1] - made[0]
+        made_by = max(grown, key=grown.__getitem__, default="")
         gc.collect()
         return replace(seen, made_by=made_by, is_garbage=live.ledger.total(_is_made) <= found[0])
 
 
-def _largest(ledger: Ledger) -> str:
-    """Return who made most of the bytes that live."""
+def _made_by(ledger: Ledger) -> Counter[str]:
+    """Return the bytes that live by the operator and module that made them."""
     made: Counter[str] = Counter()
     for life in ledger.lives:
         if _is_made(life):
             made[f"{life.op} in {life.module!r}"] += life.nbytes
-    return max(made, key=made.__getitem__, default="")
+    return made
 
 
 def _step(trainee: Trainee, batch: Any, locator: Locator) -> None:

@@ -59,6 +59,10 @@ class ModelSource(Protocol):
         """The micro-batches of one step, of which each step takes a copy."""
 
     @property
+    def whole_step(self) -> tuple[Batch, ...]:
+        """All micro-batches of a step of the trial or check, of which `batches` may be a part."""
+
+    @property
     def device(self) -> torch.device:
         """The device that computes."""
 
@@ -382,7 +386,7 @@ class Probing:
         """Return what stays alive after each step."""
         return growth(
             together(lambda: self.source.trainee(is_variant=is_variant)),
-            lambda: self._step(self.source.batches),
+            lambda: self._step(self.source.whole_step),
             seed=self.source.seed,
             dp_rank=self.source.dp_rank,
             device=self.source.device,
