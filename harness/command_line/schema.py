@@ -17,7 +17,7 @@ from harness.command_line.unknown_option import suggestion, unknown_option
 from harness.errors import ConfigError, require_at_least, require_at_most
 from harness.experiment.data import data_specs
 from harness.experiment.experiment import Experiment, Recipe
-from harness.experiment.mesh import Mesh
+from harness.experiment.mesh import SIZES, Mesh
 from harness.experiment.protocol import Protocol
 from harness.launchers.base import Launcher
 from harness.launchers.local import Local
@@ -322,8 +322,19 @@ def as_refused(fields: Mapping[str, Any]) -> dict[str, Any]:
     try:
         mesh = _construct("mesh", Mesh, fields["mesh"])
     except ConfigError:
-        return shown
+        return {**shown, "mesh": _named_by_its_sizes(fields["mesh"])}
     return {**shown, "mesh": {"name": mesh.label, **mesh.asked()}}
+
+
+def _named_by_its_sizes(mesh: Any) -> Any:
+    """Return a refused mesh with its name, where it is not its sizes that are refused."""
+    if not isinstance(mesh, Mapping):
+        return mesh
+    sizes = {name: mesh[name] for name in SIZES if name in mesh}
+    try:
+        return {"name": _construct("mesh", Mesh, sizes).label, **mesh}
+    except ConfigError:
+        return mesh
 
 
 def _setting_names() -> list[str]:

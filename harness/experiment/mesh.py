@@ -11,6 +11,9 @@ from harness.records.later_options import without_later
 
 CP_METHODS = ("gather", "ring", "ulysses")
 SHARDING_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
+SIZES = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
+"""Options that say how many ranks there are, and make the name of a mesh."""
+
 _HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 _FSDP_OPTIONS = ("fsdp", "reshard_after_forward", "cpu_offload", "use_orig_params", "sharding_strategy")
 _TP_OPTIONS = ("sp", "loss_parallel")
@@ -96,7 +99,7 @@ class Mesh:
 
     def __post_init__(self) -> None:
         """Refuse sizes, words and combinations that make no mesh."""
-        for name in ("dp_replicate", "dp_shard", "tp", "cp", "pp", "nodes"):
+        for name in (*SIZES, "nodes"):
             require_at_least(f"mesh.{name}", getattr(self, name), 1)
         require_one_of("mesh.fsdp", self.fsdp, ("fsdp2", "fsdp1"))
         require_one_of("mesh.sync", self.sync, ("each", "last"))

@@ -421,8 +421,23 @@ def test_a_refused_point_is_described_as_far_as_it_is_known() -> None:
     assert len(point.trial_id) == 12
 
 
-def test_a_refused_mesh_has_no_name() -> None:
-    assert "name" not in point_of("mesh.tp=0").resolved["mesh"]
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("mesh=single mesh.pp_schedule=gpipe", "single"),
+        ("mesh=shard2_pp2 mesh.pp_stages_per_rank=3", "shard2_pp2"),
+        ("mesh.tp=0", None),
+        ("mesh.tp=many", None),
+    ],
+    ids=[
+        "an option without a reader",
+        "an option out of range",
+        "a size out of range",
+        "a size that is none",
+    ],
+)
+def test_a_refused_mesh_has_the_name_that_its_sizes_make(line: str, name: str | None) -> None:
+    assert point_of(line).resolved["mesh"].get("name") == name
 
 
 @pytest.mark.parametrize(
