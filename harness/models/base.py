@@ -99,22 +99,6 @@ def joined(batches: Iterable[Batch]) -> Batch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StageParts:
-    """The parts of a model that only one of its stages has; all others but the blocks are in every stage.
-
-    The model's forward leaves out a part that is `None`: without the first ones its input is what a block
-    takes, and without the last ones it returns what a block gives, of the same shape.
-
-    Fields:
-        first: names of the parts in front of the blocks, children or parameters of the model.
-        last: names of those that follow the blocks.
-    """
-
-    first: tuple[str, ...]
-    last: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
     """A model, described; subclasses add its shape and build it.
 
@@ -229,14 +213,9 @@ class ModelSpec:
         """
         return {}
 
-    def stage_parts(self) -> StageParts:
-        """Return how the model is cut into stages of a pipeline.
-
-        Raises:
-            ConfigError: it cannot be cut.
-        """
-        problem = f"model {self.name!r} cannot be cut into stages: its forward says of no part that it may be"
-        raise ConfigError("mesh.pp", f"{problem} missing; use mesh.pp=1, or model=llama_nano, for example")
+    def split_at(self) -> tuple[str, tuple[str, ...]]:
+        """Return the option that says where stages are cut, and the FQNs of the containers it names."""
+        return "mesh.pp", (self.layers_fqn,)
 
     def fixed_batch(self, seed: int = 0, device: str = "cpu") -> Batch | None:  # noqa: ARG002 (the default has none)
         """Return the one batch that the model brings itself, or `None` when batches are drawn.
@@ -294,7 +273,9 @@ class ModelSpec:
         Raises:
             ConfigError: the model cannot be cut, or has too few blocks.
         """
-        self.stage_parts()
+        if not all(self.split_at()[1]):
+            problem = f"model {self.name!r} has no blocks between which stages could be cut"
+            raise ConfigError("mesh.pp", f"{problem}; use mesh.pp=1, or model=llama_nano, for example")
         blocks = getattr(self, "n_layers", stages)
         if blocks < stages:
             problem = f"makes {stages} stages of {blocks} blocks, which leaves a stage without any"

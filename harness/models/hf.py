@@ -129,6 +129,19 @@ class HFSpec(LanguageModelSpec):
         longest: int | None = _transformers().positions(self._config())
         return longest
 
+    def check_stages(self, stages: int) -> None:  # noqa: ARG002 (the model shows how many blocks it has)
+        """Refuse an encoder with a decoder, and a head that has no weight of its own."""
+        config = self._config()
+        if config.is_encoder_decoder:
+            problem = (
+                f"{self.config_class} has an encoder and a decoder, whose blocks all read what the encoder"
+            )
+            raise ConfigError("mesh.pp", f"{problem} gives; use mesh.pp=1, or a decoder such as LlamaConfig")
+        if self.reads_tokens() and config.tie_word_embeddings:
+            problem = f"the head of {self.config_class} has no weight but that of the embedding"
+            remedy = "use model.overrides={tie_word_embeddings: false}"
+            raise ConfigError("mesh.pp", f"{problem}, and the two are in different stages; {remedy}")
+
     def _config(self) -> Any:
         """Return the configuration of `transformers` with the overrides."""
         return _transformers().make_config(

@@ -70,6 +70,9 @@ class PythonSpec(LanguageModelSpec):
         kwargs: further arguments of the factory, by name; null for none.
         split_example: share the rows of one example out to data-parallel ranks; else each computes all.
         cast_buffers: let `dtype` cast floating-point buffers too.
+        pp_split: FQNs of the containers between whose blocks stages of a pipeline are cut, in the order in
+            which forward calls them; what runs before the first block and after the last one is in the first
+            and the last stage.
     """
 
     dropout: float | None = None  # type: ignore[assignment]  # open here, where the user's code decides
@@ -80,6 +83,7 @@ class PythonSpec(LanguageModelSpec):
     split_example: bool = False
     cast_buffers: bool = False
     tp_summed: tuple[str, ...] = ()
+    pp_split: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)
@@ -163,6 +167,17 @@ class PythonSpec(LanguageModelSpec):
     def tensor_parallel_plan(self) -> dict[str, str]:
         """Return the modules that the options name."""
         return plan_of(column=self.tp_column, row=self.tp_row, summed=self.tp_summed)
+
+    def split_at(self) -> tuple[str, tuple[str, ...]]:
+        """Return `pp_split`."""
+        return "model.pp_split", self.pp_split
+
+    def check_stages(self, stages: int) -> None:
+        """Refuse not to be told where to cut."""
+        if not self.pp_split:
+            problem = f"must name the containers of blocks between which {stages} stages are cut"
+            remedy = f"use model.pp_split=[{self.layers_fqn or 'layers'}]"
+            raise ConfigError("model.pp_split", f"{problem}; {remedy}, or mesh.pp=1")
 
     def fixed_batch(self, seed: int = 0, device: str = "cpu") -> Batch | None:
         """Return the factory's example, the same in every process; `None` where it gives none.

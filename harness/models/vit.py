@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from harness.models.base import Batch, StageParts, require_divides
+from harness.models.base import Batch, require_divides
 from harness.models.parts import image_classifier
 from harness.models.shapes.transformer import TransformerSpec
 
@@ -51,10 +51,6 @@ class ViTSpec(TransformerSpec):
         """Return a `ViT`."""
         patches = torch.nn.Conv2d(_CHANNELS, self.width, self.patch_size, stride=self.patch_size)
         return image_classifier.ViT(self, patches=patches, n_patches=self.n_patches, n_classes=self.n_classes)
-
-    def stage_parts(self) -> StageParts:
-        """Return what makes tokens of images, and what makes classes of the class token."""
-        return StageParts(first=("patches", "class_token", "position", "dropout"), last=("norm", "head"))
 
     def sample_batch(self, batch_size: int, random: np.random.Generator) -> Batch:
         """Return normal images, float32 of shape (B, 3, Y, X), and uniform classes, int64 of shape (B,)."""

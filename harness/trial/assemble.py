@@ -26,7 +26,7 @@ from harness.trial.parallel import distribute, loss_context, split_context, spli
 from harness.trial.pipeline import Pipeline
 from harness.trial.plain_model import PlainModel
 from harness.trial.planned_step import planned_step
-from harness.trial.stages import Stage, Stages, between_stages, cut
+from harness.trial.stages import Cut, Stage, Stages
 from strategies import CallSite, LossInputs, Observation, PlannedStep, Strategy
 from strategies.regions.blocks import find_blocks, submodule
 from strategies.regions.region import regions
@@ -164,8 +164,8 @@ def assemble(
     backend = build.backends.of(experiment, inductor=inductor)
     plain = PlainModel.of(experiment, device)
     trained = plain.as_trained(experiment)
-    is_cut = mesh.pp > 1 and not is_dense
-    passed_on = between_stages(plain, experiment.model.stage_parts(), sample) if is_cut else None
+    cut = _cut(experiment, plain, sample, build) if mesh.pp > 1 and not is_dense else None
+    passed_on = None if cut is None else cut.between(plain, device)
 
     # shard
     model = plain.model
@@ -175,10 +175,9 @@ def assemble(
 
     # cut, and from here on everything is done to each stage, with fewer blocks under their old names
     stages = [Stage(index=0, model=model, units=plain.units)]
-    if is_cut:
+    if cut is not None:
         assert devices is not None, "a pipeline has several ranks"
-        parts, pp_rank = experiment.model.stage_parts(), devices.get_local_rank("pp")
-        stages = cut(replace(plain, model=model), parts, mesh, pp_rank)
+        stages = cut.rank(replace(plain, model=model), mesh, devices.get_local_rank("pp"))
     key = f"{alike(experiment)}, dense" if is_dense else alike(experiment)
     made = [
         _made(
@@ -226,6 +225,13 @@ def assemble(
         between=partial(unreduced, model) if mesh.sync == "last" else nullcontext,
         pipeline=pipeline,
     )
+
+
+def _cut(experiment: Experiment, plain: PlainModel, sample: Batch, build: Build) -> Cut:
+    """Return how the model is cut, which the first model of a trial in this dtype shows."""
+    if experiment.dtype not in build.cuts:
+        build.cuts[experiment.dtype] = Cut.of(experiment.model, plain, experiment.mesh, sample)
+    return build.cuts[experiment.dtype]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

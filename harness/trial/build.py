@@ -11,6 +11,7 @@ import torch
 from harness.experiment.experiment import Experiment
 from harness.trial.compilation import Backends
 from harness.trial.plan_sharding import plan_sharding
+from harness.trial.stages import Cut
 from strategies.shard.model.shard_plan import ShardPlan
 
 
@@ -22,11 +23,13 @@ class Build:
         sharding: plan of the sharding variant; `None`: the mesh alone shards.
         backends: compile the models; those of one experiment share what is compiled.
         chunks: plans of chunks; models that are alike share one.
+        cuts: how models are cut into stages, by their dtype.
     """
 
     sharding: ShardPlan | None = None
     backends: Backends = field(default_factory=Backends)
     chunks: MutableMapping[str, Any] = field(default_factory=dict)
+    cuts: MutableMapping[str, Cut] = field(default_factory=dict)
 
     @classmethod
     def of(cls, experiment: Experiment, inputs: tuple[Any, ...], device: torch.device) -> Build:

@@ -23,6 +23,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
 )
+from torch.utils._pytree import tree_leaves
 
 from harness.experiment.mesh import Mesh
 from harness.measure.step import StepReport
@@ -83,6 +84,7 @@ class Pipeline:
         self._around: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._parts: Sequence[Batch] = ()
         self._latest = 0
+        self._outputs: Any = None
         self._watcher = Watcher()
         given = between.detach().requires_grad_()
         made = [
@@ -148,7 +150,8 @@ class Pipeline:
         self._watcher.enter("forward")
         self._latest = number
         with _own_words(), self._around():
-            outputs = run(self._parts[number].inputs if stage.is_first else args)
+            part = self._parts[number]
+            outputs = run(part.inputs, dict(part.keywords)) if stage.is_first else run(args, {})
         if not stage.is_last:
             self._watcher.on_forward(outputs, None)
         return outputs
@@ -161,8 +164,16 @@ class Pipeline:
             run()
         self._watcher.on_backward()
 
-    def _loss_of_latest(self, outputs: Any, _number: Tensor) -> Tensor:
+    def tensors_of(self, outputs: Any) -> Any:
+        """Return the tensors among what the last stage gives: of them alone torch lets the graph go."""
+        self._outputs = outputs
+        if isinstance(outputs, Tensor):
+            return outputs
+        return tuple(leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor))
+
+    def _loss_of_latest(self, _outputs: Any, _number: Tensor) -> Tensor:
         """Return the part of the mean loss that the micro-batch has whose forward has just returned."""
+        outputs, self._outputs = self._outputs, None
         with self._around():
             loss = self._loss(outputs, self._parts[self._latest]) / len(self._parts)
         self._watcher.on_forward(outputs, loss)
@@ -194,14 +205,19 @@ class _Stage(PipelineStage):
         self._pipeline = pipeline
 
     def forward_one_chunk(
-        self, number: int, args: tuple[Any, ...], kwargs: Any = None, save_forward_output: bool = True
+        self, number: int, args: tuple[Any, ...], _kwargs: Any = None, save_forward_output: bool = True
     ) -> Any:
         """Run the forward of one micro-batch."""
 
-        def run(given: tuple[Any, ...]) -> Any:
-            return PipelineStage.forward_one_chunk(self, number, given, kwargs, save_forward_output)
+        def run(given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            return PipelineStage.forward_one_chunk(self, number, given, named, save_forward_output)
 
         return self._pipeline.forward(run, number, args, self)
+
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module."""
+        outputs = super().forward_maybe_with_nosync(*args, **kwargs)
+        return self._pipeline.tensors_of(outputs) if self.is_last else outputs
 
     def backward_one_chunk(
         self, number: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False

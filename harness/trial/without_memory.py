@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from harness.errors import ConfigError
 from harness.experiment.data import empty_source
@@ -25,7 +26,7 @@ from harness.trial.plan_sharding import plan_sharding
 from harness.trial.planned_step import planned_step
 from harness.trial.precision import Precision
 from harness.trial.split_check import check_split
-from harness.trial.stages import between_stages, cut
+from harness.trial.stages import Cut
 from strategies import (
     InfeasibleBudget,
     OffersPlans,
@@ -34,6 +35,8 @@ from strategies import (
     chunk_variants,
 )
 from strategies.regions.blocks import children_of
+from strategies.tracing.balanced_routing import BalancedFakes
+from strategies.tracing.following import as_with_data
 
 _META = torch.device("meta")
 PLANNED_FOR = "cpu"
@@ -92,15 +95,26 @@ def check_stages(model: ModelSpec, ac: Strategy, mesh: Mesh, batch: tuple[int, i
         ConfigError: there are fewer blocks than stages.
         StrategyError: the variant does not fit a stage.
     """
-    for rank in range(mesh.pp):
-        built, sample = _without_memory(model, batch)
-        units = children_of(built, model.layers_fqn)
-        plain = PlainModel(
-            model=built, loss=model.loss, precision=Precision(asked="own", casts_buffers=False), units=units
+    planned_for = torch.device(PLANNED_FOR)
+    with as_with_data(), BalancedFakes():
+        with planned_for:
+            built = model.build()
+        sample = _batch(model, batch).changed(
+            lambda tensor: torch.empty_like(tensor, device=planned_for, requires_grad=tensor.requires_grad)
         )
-        between = between_stages(plain, model.stage_parts(), sample)
-        for stage in cut(plain, model.stage_parts(), mesh, rank):
-            ac.apply(stage.model, (between,) if stage.index else sample.inputs)
+        plain = PlainModel(
+            model=built,
+            loss=model.loss,
+            precision=Precision(asked="own", casts_buffers=False),
+            units=children_of(built, model.layers_fqn) if model.layers_fqn else {},
+        )
+        try:
+            cut = Cut.of(model, plain, mesh, sample)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            return  # ranks have the data that forward asks for
+        between = cut.between(plain, planned_for)
+        for index in range(mesh.stages):
+            ac.apply(cut.stage(plain, index).model, (between,) if index else sample.inputs)
 
 
 def check_tensor_parallel_plan(model: ModelSpec, tp: int, batch: tuple[int, int]) -> None:

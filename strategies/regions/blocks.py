@@ -36,6 +36,10 @@ class Chunked(Disguised):
     """Mark of the dynamic classes that run a forward in chunks; see `chunk.running.chunked_forward`."""
 
 
+class AbsentBlock(nn.Module):
+    """Stands in a container for a block that a stage of a pipeline does not have: it is no block."""
+
+
 def find_blocks(
     model: nn.Module, *, layers_fqn: str, module_classes: tuple[str, ...]
 ) -> dict[str, nn.Module]:
@@ -59,7 +63,7 @@ def children_of(model: nn.Module, layers_fqn: str) -> dict[str, nn.Module]:
         StrategyError: the FQN is empty, missing, no container, or a container of nothing.
     """
     children = container_at(model, layers_fqn).named_children()
-    return {f"{layers_fqn}.{name}": block for name, block in children}
+    return {f"{layers_fqn}.{name}": block for name, block in children if not isinstance(block, AbsentBlock)}
 
 
 def names_of_children(model: nn.Module, layers_fqn: str) -> list[str]:
@@ -68,7 +72,8 @@ def names_of_children(model: nn.Module, layers_fqn: str) -> list[str]:
     Raises:
         StrategyError: as of `children_of`.
     """
-    return [f"{layers_fqn}.{name}" for name in container_at(model, layers_fqn)._modules]  # noqa: SLF001 (named_children leaves repetitions out)
+    children = container_at(model, layers_fqn)._modules  # noqa: SLF001 (named_children leaves repetitions out)
+    return [f"{layers_fqn}.{name}" for name, each in children.items() if not isinstance(each, AbsentBlock)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +151,7 @@ def container_at(model: nn.Module, layers_fqn: str) -> nn.Module:
     if not isinstance(container, CONTAINERS):
         problem = f"{layers_fqn!r} is a {plain_class(container).__name__}"
         raise _not_blocks(model, f"{problem}, not a ModuleList, ModuleDict or Sequential; ")
-    if not any(True for _ in container.children()):
+    if all(isinstance(child, AbsentBlock) for child in container.children()):
         raise _not_blocks(model, f"{layers_fqn!r} holds no blocks; ")
     return container
 

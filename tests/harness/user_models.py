@@ -97,6 +97,12 @@ def healthy() -> nn.Module:
     return Stack()
 
 
+def ties_its_head() -> nn.Module:
+    model = Stack()
+    model.head.weight = model.embedding.weight
+    return model
+
+
 def regression() -> tuple[nn.Module, tuple[Tensor, ...], Callable[[Tensor], Tensor]]:
     """No language model: example inputs, a loss of its own, blocks in a Sequential."""
     blocks = [nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.Tanh()) for _ in range(3)]

@@ -9,6 +9,9 @@ import pytest
 
 from harness.experiment.experiment import Experiment
 from harness.experiment.mesh import Mesh
+from harness.models.base import ModelSpec
+from harness.models.hf import HFSpec
+from harness.models.python import PythonSpec
 from tests.parity import cases
 from tests.rank_pool import RankPool
 
@@ -95,3 +98,43 @@ def test_pipelines_next_to_other_parallelism(
         assert not cases.differences(parity)
         (dense,) = parity.chain
         assert (parity.level, dense.level) == ("bitwise", "tolerance")
+
+
+_OF_TRANSFORMERS = {
+    "LlamaConfig": {"attention_dropout": 0.1},
+    "Qwen3Config": {"attention_dropout": 0.1, "head_dim": 8},
+    "OlmoeConfig": {"attention_dropout": 0.1, "num_experts": 4, "num_experts_per_tok": 2},
+}
+OTHERS = [
+    pytest.param(
+        HFSpec(
+            name=name, layers_fqn="model.layers", vocab_size=64, config_class=name, n_layers=4, width=32,
+            n_heads=4, overrides={"intermediate_size": 64, "tie_word_embeddings": False, **own},
+        ),
+        schedule,
+        variant,
+        id=f"{name} with {variant} on {schedule}",
+        marks=pytest.mark.matrix,
+    )
+    for name, own in _OF_TRANSFORMERS.items()
+    for schedule, variant in [("1f1b", "selective_op"), ("zbv", "full"), ("zero_bubble", "nested")]
+    if (name, variant) != ("OlmoeConfig", "selective_op")
+]  # fmt: skip
+"""Models that were not written to be cut."""
+_USERS = PythonSpec(
+    name="user", layers_fqn="layers", vocab_size=256, factory="tests.harness.user_models:healthy",
+    tp_column=(), tp_row=(), pp_split=("layers",),
+)  # fmt: skip
+OTHERS.append(pytest.param(_USERS, "gpipe", "full", id="a user's with full on gpipe"))
+
+
+@pytest.mark.parametrize(("spec", "schedule", "variant"), OTHERS)
+def test_models_that_were_not_written_to_be_cut(
+    pool2: RankPool, spec: ModelSpec, schedule: str, variant: str
+) -> None:
+    case = _case(schedule, variant)
+    case = replace(case, model=spec, ac=replace(case.ac, layers_fqn=spec.layers_fqn))  # type: ignore[call-arg]  # of blocks
+    for parity in pool2.run(cases.parity, case):
+        assert not cases.differences(parity)
+        (dense,) = parity.chain
+        assert (parity.level, dense.level) == ("bitwise", "bitwise")

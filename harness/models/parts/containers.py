@@ -7,7 +7,7 @@ from torch import nn
 from harness.errors import ConfigError
 
 
-def require_container(model: nn.Module, layers_fqn: str) -> None:
+def require_container(model: nn.Module, layers_fqn: str, where: str = "model.layers_fqn") -> None:
     """Refuse a `layers_fqn` that names no container of blocks; an empty one names none on purpose.
 
     Raises:
@@ -19,7 +19,7 @@ def require_container(model: nn.Module, layers_fqn: str) -> None:
     if layers_fqn not in containers:
         options = f"containers here: {', '.join(containers)}" if containers else "this model has none"
         problem = f"must name a ModuleList, ModuleDict or Sequential of {type(model).__name__}"
-        raise ConfigError("model.layers_fqn", f"{problem}, got {layers_fqn!r}; {options}")
+        raise ConfigError(where, f"{problem}, got {layers_fqn!r}; {options}")
 
 
 def is_container(module: nn.Module) -> bool:

@@ -24,8 +24,6 @@ _RMSNorm = partial(nn.RMSNorm, eps=1e-5)
 class Decoder(nn.Module):
     """Next-token logits: an embedding, blocks, a norm, and a head.
 
-    A stage of a pipeline has some of the blocks; the first alone has embeddings, the last alone the head.
-
     Args:
         spec: sizes of everything.
         block: returns the next block.
@@ -35,9 +33,7 @@ class Decoder(nn.Module):
         tied_head: True where the embedding's weight is the head's too.
     """
 
-    embedding: nn.Embedding | None
     rotary: Tensor | None
-    norm: nn.Module | None
 
     def __init__(
         self,
@@ -58,43 +54,41 @@ class Decoder(nn.Module):
         self.register_buffer("rotary", rotary, persistent=False)
         initialise(self, n_layers=spec.n_layers)
 
-    def forward(self, given: Tensor, positions_S: Tensor | None = None) -> Tensor:
-        """Return logits of shape (B, S, V); of a stage that is not the last, what its last block gives.
+    def forward(self, tokens_BS: Tensor, positions_S: Tensor | None = None) -> Tensor:
+        """Return logits of shape (B, S, V).
 
         Args:
-            given: tokens of shape (B, S); of a stage that is not the first, what the stage before gives,
-                of shape (B, S, D).
+            tokens_BS: tokens of shape (B, S).
             positions_S: places of the tokens in their sequence; from 0 on where there are none.
         """
-        positions = self._positions(given, positions_S)
-        x_BSD = given if self.embedding is None else self._embed(self.embedding, given, positions)
+        positions = self._positions(tokens_BS, positions_S)
+        x_BSD = self._embed(tokens_BS, positions)
         rotary = () if self.rotary is None else (positions,)
         for layer in self.layers:
             x_BSD = layer(x_BSD, *rotary)
-        return x_BSD if self.norm is None else self._logits(self.norm(x_BSD))
+        return self._logits(self.norm(x_BSD))
 
     def _logits(self, x_BSD: Tensor) -> Tensor:
         """Return logits of shape (B, S, V)."""
         if self.head is None:  # a second use of one parameter, not a second name: nothing can untie them
-            assert self.embedding is not None, "a tied head is not cut from its embedding"
             return functional.linear(x_BSD, self.embedding.weight)
         logits_BSV: Tensor = self.head(x_BSD)
         return logits_BSV
 
-    def _positions(self, given: Tensor, positions_S: Tensor | None) -> Tensor:
+    def _positions(self, tokens_BS: Tensor, positions_S: Tensor | None) -> Tensor:
         """Return what positions are read by: a table of shape (S, 2, R), or numbers of shape (S,)."""
         if positions_S is not None:
             return positions_S if self.rotary is None else self.rotary[positions_S]
         if self.rotary is not None:
-            return self.rotary[: given.size(1)]
-        return torch.arange(given.size(1), device=given.device)
+            return self.rotary[: tokens_BS.size(1)]
+        return torch.arange(tokens_BS.size(1), device=tokens_BS.device)
 
-    def _embed(self, embedding: nn.Embedding, tokens_BS: Tensor, positions: Tensor) -> Tensor:
+    def _embed(self, tokens_BS: Tensor, positions: Tensor) -> Tensor:
         """Return the first block's input of shape (B, S, D)."""
         if self.position is None or self.dropout is None:
-            embedded: Tensor = embedding(tokens_BS)
+            embedded: Tensor = self.embedding(tokens_BS)
             return embedded
-        x_BSD: Tensor = self.dropout(embedding(tokens_BS) + self.position(positions))
+        x_BSD: Tensor = self.dropout(self.embedding(tokens_BS) + self.position(positions))
         return x_BSD
 
 

@@ -15,7 +15,6 @@ from harness.models.base import (
     Batch,
     LanguageModelSpec,
     ModelSpec,
-    StageParts,
     require_divides,
     require_parts,
 )
@@ -162,13 +161,13 @@ class DecoderSpec(TransformerSpec, LanguageModelSpec):
         """Return the number of positions."""
         return self.max_positions
 
-    def stage_parts(self) -> StageParts:
-        """Return the embeddings, and the norm with the head, which needs a weight of its own."""
+    def check_stages(self, stages: int) -> None:
+        """Refuse a head that has no weight of its own, and too few blocks."""
         if not self.has_own_head():
             problem = f"the head of model {self.name!r} has no weight but that of the embedding"
             remedy = "and the two are in different stages; use model.tied_head=false"
             raise ConfigError("mesh.pp", f"{problem}, {remedy}")
-        return StageParts(first=("embedding", "position", "dropout"), last=("norm", "head"))
+        ModelSpec.check_stages(self, stages)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

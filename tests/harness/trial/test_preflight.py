@@ -151,8 +151,31 @@ def test_refuses_operators_that_cannot_be_saved(line: str, message: str) -> None
             "mesh.tp=3": "mesh.tp: must divide model.n_heads, 4, got 3",
             "mesh=pp2 microbatches=4": "mesh.pp: the head of model 'gpt_nano' has no weight but that of the "
             "embedding, and the two are in different stages; use model.tied_head=false",
-            "mesh=pp2 microbatches=4 model=mlp": "mesh.pp: model 'mlp' cannot be cut into stages: its forward "
-            "says of no part that it may be missing; use mesh.pp=1, or model=llama_nano, for example",
+            "mesh=pp2 microbatches=4 model=evoformer": "mesh.pp: Evoformer cannot be cut between its blocks: "
+            "'layers.1' takes 2 tensors as 'layers.0' gives them; use mesh.pp=1, or a model whose forward hands "
+            "one tensor from block to block",
+            "mesh=pp2 microbatches=4 model=unet": "mesh.pp: UNet cannot be cut between its blocks: they pass on "
+            "tensors of 8 shapes or dtypes; use mesh.pp=1, or a model whose forward hands one tensor from block "
+            "to block",
+            "mesh=pp2 microbatches=4 model=hf": "mesh.pp: the head of GPT2Config has no weight but that of the "
+            "embedding, and the two are in different stages; use model.overrides={tie_word_embeddings: false}",
+            "mesh=pp2 microbatches=4 model=hf model.config_class=T5Config": "mesh.pp: T5Config has an encoder and "
+            "a decoder, whose blocks all read what the encoder gives; use mesh.pp=1, or a decoder such as "
+            "LlamaConfig",
+            "mesh=pp2 microbatches=4 model=hf model.n_layers=1 model.overrides={tie_word_embeddings:false}": (
+                "mesh.pp: makes 2 stages of 1 blocks, which leaves a stage without any; use fewer ranks or "
+                "stages, or a model with more blocks"
+            ),
+            "mesh=pp2 microbatches=4 model=python model.factory=tests.harness.user_models:healthy": (
+                "model.pp_split: must name the containers of blocks between which 2 stages are cut; use "
+                "model.pp_split=[layers], or mesh.pp=1"
+            ),
+            "mesh=pp2 microbatches=4 model=python model.factory=tests.harness.user_models:healthy "
+            "model.pp_split=[blocks]": "model.pp_split: must name a ModuleList, ModuleDict or Sequential of "
+            "Stack, got 'blocks'; containers here: layers",
+            "mesh=pp2 microbatches=4 model=python model.factory=tests.harness.user_models:ties_its_head "
+            "model.pp_split=[layers]": "model.pp_split: stages 0 and 1 both read 'embedding.weight' or "
+            "'head.weight', and a weight is in one stage; untie them, or use mesh.pp=1",
             "mesh=pp4 microbatches=4 model=llama_nano mesh.pp_schedule=zbv": "mesh.pp: makes 8 stages of 4 "
             "blocks, which leaves a stage without any; use fewer ranks or stages, or more model.n_layers",
             "mesh=pp2 model=llama_nano": "microbatches: must be at least the 2 stages for "
