@@ -150,6 +150,22 @@ class CallOptions:
 
     def all(self) -> list[Option]:
         """Return the options of which none is worse than another, cheapest first."""
+        return list(_all(self))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CallOptions) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    @property
+    def _identity(self) -> tuple[object, ...]:
+        """Equal for callers that find the same options, of this step or of another."""
+        prices = self._cost, self._machine, self.taped_s, self._random_state_bytes
+        return self.key, *prices, self._movable
+
+    def found(self) -> list[Option]:
+        """Return what `all` does, found anew."""
         tried = dict.fromkeys([PLAIN, *_cuts(self.call.program)])
         options = thinned(map(self.option, tried))
         moved = dict.fromkeys(each for option in options for each in self._on_host(option.decision))
@@ -182,6 +198,12 @@ class CallOptions:
         inputs = frozenset(storage for storage in self._movable if storage < 0)
         yield Decision(keep=keep, offload=inputs)
         yield Decision(keep=keep - self._movable, offload=(keep & self._movable) | inputs)
+
+
+@lru_cache(maxsize=8)
+def _all(caller: CallOptions) -> Sequence[Option]:
+    """Return all options of a caller; plans of one step for several budgets share them."""
+    return tuple(caller.found())
 
 
 def thinned(options: Iterable[Option]) -> list[Option]:

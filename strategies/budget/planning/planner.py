@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -123,7 +123,7 @@ class Planner:
         self._objective = objective
         self._calls = [planned_call(graph, call) for call in graph.calls]
         self._random_state_bytes = RANDOM_STATE_BYTES.get(graph.device, 0)
-        self._cost = _cost_of(graph, objective)
+        self._cost = _Cost(graph.flops, objective)
         self._callers = [
             CallOptions(
                 graph,
@@ -394,9 +394,15 @@ def _seconds(operator: StepOperator) -> float:
     return operator.seconds
 
 
-def _cost_of(graph: StepGraph, objective: Objective) -> Callable[[Effect], float]:
-    step_flops = graph.flops
-    return lambda effect: cost(effect.flops, effect.seconds, step_flops, objective)
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """The cost of an effect in a step; equal ones price alike."""
+
+    step_flops: int
+    objective: Objective
+
+    def __call__(self, effect: Effect) -> float:
+        return cost(effect.flops, effect.seconds, self.step_flops, self.objective)
 
 
 def cost(flops: int, seconds: float, step_flops: int, objective: Objective) -> float:

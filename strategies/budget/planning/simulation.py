@@ -239,13 +239,15 @@ class Schedule:
             has_ticket = has_tickets and (storage >= 0 or storage in self.moved or storage in self.links)
             self.until.append(until if has_ticket else max(until, released))
             self.held_until[storage] = max(self.until[-1], self.held_until.get(storage, -1))
-            units = program.closure([storage], self.there, self.runs_at.keys(), self.again)
+            units, reads = [], list[int]()
+            if storage >= 0 and storage not in self.there:  # of most storages nothing runs again
+                units = program.closure([storage], self.there, self.runs_at.keys(), self.again)
+                reads = [each for unit in units for each in program.units[unit].reads]
+                self.reads += reads
+                self.read_until |= dict.fromkeys(reads, moment)
+                for unit in units:
+                    self.runs_at.setdefault(unit, moment)
             self.requests.append(units)
-            reads = [each for unit in units for each in program.units[unit].reads]
-            self.reads += reads
-            self.read_until |= dict.fromkeys(reads, moment)
-            for unit in units:
-                self.runs_at.setdefault(unit, moment)
             for each in (*reads, storage) if self.moved else ():
                 if each in self.moved:
                     self.fetched_at.setdefault(each, moment)
@@ -336,15 +338,15 @@ class _Walk:
             if asked in schedule.again:
                 effect.gains[until + 1] -= self._sizes[asked]
 
-    def _passing(self, request: Sequence[int], asked: int) -> Counter[int]:
+    def _passing(self, request: Sequence[int], asked: int) -> dict[int, int]:
         """Return how often a request reads each storage that lives for it alone; who asked reads it once."""
         again, units = self._schedule.again, self._program.units
         if not again:
-            return Counter()
+            return {}
         reads = (storage for unit in request for storage in units[unit].reads)
         return Counter(storage for storage in (asked, *reads) if storage in again)
 
-    def _run(self, running: Sequence[int], passing: Counter[int], *, moment: int | None) -> tuple[int, int]:
+    def _run(self, running: Sequence[int], passing: dict[int, int], *, moment: int | None) -> tuple[int, int]:
         """Follow the bytes while units run; return the most of them, and those at the end.
 
         Args:
@@ -385,7 +387,7 @@ class _Walk:
         self._back.update(here)
         return sum(self._sizes[each] for each in here)
 
-    def _read(self, storage: int, passing: Counter[int]) -> int:
+    def _read(self, storage: int, passing: dict[int, int]) -> int:
         """Note that a unit has read a storage; return the bytes that are free because it was the last."""
         if storage in passing:
             passing[storage] -= 1
