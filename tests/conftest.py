@@ -132,8 +132,23 @@ REPEATED: dict[str, tuple[str, ...]] = {
         "mlp-budget-single-full-0.1-bf16",  # was wrong once
         "mlp-budget-single-none",
         "mlp-minimum-shard2-offload",
-        "mlp-budget-shard2-nested",
     ),
+    "tests/parity/test_matrix.py::test_is_bitwise_neutral[": (
+        *("-single-", "-ddp2-", "-shard2-", "-tp2-", "full-", "budget-", "nested-gpt"),
+    ),
+    "tests/parity/test_matrix.py::test_every_option_is_bitwise_neutral[a budget with values": (),
+    "tests/parity/test_context.py::test_collectives_and_bytes": ("[ring",),
+    "tests/parity/test_parts.py::test_collectives_of_parts": ("[full",),
+    "tests/parity/test_sharding.py::test_is_neutral_within_a_wider": ("bf16-cheapest", "bf16_mixed-megatron"),
+    "tests/harness/trial/test_microbatches.py::test_ranks_reduce_gradients": (
+        *("[ddp2", "[shard2", "[tp2", "[fsdp1 offload"),
+    ),
+    "tests/harness/trial/test_microbatches.py::test_four_ranks_reduce_gradients": ("[hsdp2x2-last",),
+    "tests/harness/trial/test_distance.py::test_no_variant_is_below_its_bound": ("[gpt",),
+    "tests/slurm/test_sweeps.py::test_two_shapes": (),
+    "tests/bench/test_widths.py": (),
+    "tests/bench/test_step_times.py": (),
+    "tests/bench/test_nested_models.py::test_an_architecture_is_used": (),
     "tests/parity/test_sharding.py::test_is_neutral_within_tolerance": ("gpt-tp2",),
     "tests/parity/test_sharding.py::test_checkpointing_is_bitwise_neutral_in_every_order": ("outside_fsdp",),
     "tests/strategies/budget/eager/test_idioms.py::test_an_idiom_between_linears": (
@@ -187,7 +202,7 @@ REPEATED: dict[str, tuple[str, ...]] = {
     "tests/strategies/budget/compiled/test_compiled_ranks.py::test_a_plan_on_two_ranks": ("shard2, dropout",),
     "tests/harness/trial/test_compilation.py::test_buffers_of_generated_kernels": (),
     "tests/strategies/budget/planning/test_chunked_planning.py::test_the_cheapest_of_all_ways": ("time",),
-    "tests/parity/test_matrix.py::test_a_budget_with_values_on_the_host": ("[bf16_mixed", "fsdp1 inside"),
+    "tests/parity/test_matrix.py::test_a_budget_with_values_on_the_host": ("fsdp1 inside",),
     "tests/harness/predict/test_fake_rank.py::test_recurrent_layers": (
         *("GRU-nested", "GRU-none", "LSTM-offload", "RNN-full"),
     ),
@@ -273,7 +288,8 @@ REPEATED: dict[str, tuple[str, ...]] = {
 """Dear rows that only `make matrix` runs, by the start of their names, and words of the rows that stay.
 
 Most show again what a kept row shows. Some do not, and `make test` lacks them for its time: Inductor under a
-byte budget, the page on a phone, two drivers of one Slurm sweep, and the frozen agent of a second node."""
+byte budget, the page on a phone, two drivers of one Slurm sweep, two shapes in one, the lighter variants
+on four ranks, and the frozen agent of a second node."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
