@@ -42,8 +42,7 @@ _FEW = (
     *("StepInSlots", "HookThatCounts", "input_cleared_after_the_call", "SwitchesWay", "AttributeOfAFunction"),
 )
 _BY_COMMAND = re.compile(
-    r"Counting|Tallying|Codebook|BatchNorm|SetsContext|keywords_only|lora_on_frozen_base"
-    r"|bf16_blocks_in_fp32_model|TimeEmbedding|Infinite|Strict"
+    r"Counting|BatchNorm|SetsContext|keywords_only|bf16_blocks_in_fp32_model|Infinite|Strict"
 )
 _STAYS = {*WITHOUT_RNG[1:], "ac=nested", "ac=offload"}
 
