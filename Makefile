@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # four on two cores, because tests of Slurm and of deadlines wait for most of their time
 PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
 # a command, or command:part
-BENCHES := files nested nested:nested_models prediction:prediction_speed prediction:step_times budget \
+BENCHES := budget:files nested nested:nested_models prediction:prediction_speed prediction:step_times budget \
 	instrumentation:probes chunking chunking:chunk_points instrumentation:rewind overhead:point_overhead \
 	instrumentation overhead:planning overhead:reports overhead:answers overhead:trial_cost tree
 SLURM_BENCHES := slurm:packing slurm:scale

@@ -1,4 +1,4 @@
-"""Written files of six models in settings other than theirs: what one process runs of `bench.files`."""
+"""Written files of six models in other settings: what one process runs of `bench.budget --part files`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bench import file_models
-from bench.files import FILES, MODELS, Finding, text_of
+from bench.budget.files import FILES, MODELS, Finding, text_of
 from tests.covering import matrix
 from tests.strategies.written.written_toys import loaded
 

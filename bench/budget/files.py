@@ -9,14 +9,13 @@ autocast, dropout, attention as products, and FSDP2 on two ranks.
 what is measured, `saved` a share of what the plain model saves. A file that is refused is no failure; one
 that differs, is predicted otherwise or saves nothing, is.
 
-    python -m bench.files --models gpt unet --settings fp32 shard2
+    python -m bench.budget --part files --models gpt unet --settings fp32 shard2
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -106,13 +105,13 @@ class Finding:
         return is_neutral or self.verdict == "refused"
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Write, run, print, and return 1 where a file does not hold."""
-    made = parser(__doc__, "files")
+    made = parser(__doc__, "files", "budget")
     made.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     made.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     made.add_argument("--files", nargs="+", choices=FILES, default=FILES)
-    chosen = made.parse_args()
+    chosen = made.parse_args(words)
     with tempfile.TemporaryDirectory() as folder, sigterm_exits(), Agent(preload=PRELOAD) as agent:
         found = [
             each for setting in chosen.settings for each in findings(agent, chosen, setting, Path(folder))
@@ -209,7 +208,3 @@ def _table(found: Sequence[Finding]) -> Table:
         title="Written files in other settings",
         caption="saved: of the plain model's; again: FLOPs that run again",
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
