@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 import torch
@@ -25,16 +27,18 @@ from harness.measure.rng import seeded
 from harness.measure.speed.timing import StepFunction, clock_for, in_turns
 from harness.measure.step import StepReport, instrument
 from harness.models.base import Batch, joined
+from harness.records.bound import merge_bounds
 from harness.records.measured import MeasuredMemory, MeasuredWork
 from harness.records.verdict import freed_nothing
 from harness.report.facts.number_words import human_bytes, human_flops
+from harness.trial.distance import measured_bound
 from strategies import Strategy, StrategyError, ac_variants, generators
 from strategies.regions.block_search import FoundBlocks, search_blocks
 
 Variant: TypeAlias = str | Strategy | Callable[[Any], Any]
 """A name of ours, a strategy, or a function that takes the model and returns the one to use."""
 
-_HEAD = ("variant", "verdict", "saved", "peak", "recomputed FLOPs", "step time", "")
+_HEAD = ("variant", "verdict", "saved", "peak", "recomputed FLOPs", "above bound", "step time", "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +52,8 @@ class Row:
         saved_bytes: what forward leaves for backward.
         peak_bytes: the highest total of live storages in the step, parameters and optimizer included.
         recomputed_flops: FLOPs of forward operators that run again in backward.
+        points_above: what runs again above the least that any schedule of the plain step's operators must at
+            this peak, in percent of the plain step's FLOPs; `None` where nobody knows.
         ratio: step time divided by the plain model's, both taken in turns; `None` where it was not timed.
     """
 
@@ -57,19 +63,21 @@ class Row:
     saved_bytes: int = 0
     peak_bytes: int = 0
     recomputed_flops: int = 0
+    points_above: float | None = None
     ratio: float | None = None
 
     @property
     def cells(self) -> tuple[str, ...]:
         """The row as people read it."""
         ratio = "" if self.ratio is None else f"{self.ratio:.2f} \N{MULTIPLICATION SIGN}"
-        sizes = (
+        numbers = (
             human_bytes(self.saved_bytes),
             human_bytes(self.peak_bytes),
             human_flops(self.recomputed_flops),
+            "-" if self.points_above is None else f"{self.points_above:.2f}",
         )
         has_run = self.peak_bytes > 0
-        return (self.variant, self.verdict, *(sizes if has_run else ("", "", "")), ratio, self.reason)
+        return (self.variant, self.verdict, *(numbers if has_run else [""] * 4), ratio, self.reason)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,8 +144,9 @@ def compare(
         dtype: dtype of the models' floating-point parameters.
 
     Returns:
-        A row a variant: verdict, saved and peak bytes, recomputed FLOPs, ratio of step times. One that cannot
-        be applied has the reason and no numbers.
+        A row a variant: verdict, saved and peak bytes, recomputed FLOPs, distance from its bound, ratio of
+        step times. A plan is made for this step, as in a trial. One that cannot be applied has the reason and
+        no numbers.
 
     Raises:
         ConfigError: a `ValueError`; an argument is wrong, or the plain model does not train on `batch`.
@@ -179,11 +188,12 @@ def measure(
         ConfigError, StrategyError: as `assert_neutral`.
     """
     case = _Case(make, batch, loss_fn, autocast, dtype)
-    workshop = case.workshop(case.resolved(variant))
-    try:
-        report = case.report(workshop, is_variant=variant != "none")
-    finally:
-        workshop.leave()
+    with TemporaryDirectory() as folder:
+        workshop = case.planned(case.workshop(case.resolved(variant)), Path(folder))
+        try:
+            report = case.report(workshop, is_variant=variant != "none")
+        finally:
+            workshop.leave()
     return report.memory, report.work
 
 
@@ -209,21 +219,22 @@ class _Case:
     def row(self, name: str, variant: Variant, pairs: int) -> Row:
         """Return what a variant does."""
         is_plain = variant == "none"
-        resolved = self.resolved(variant)
-        verdict, reason = ("neutral", "") if is_plain else self._verdict(resolved)
-        workshop = self.workshop(resolved)
-        try:
-            plain = self._plain
-            own = plain if is_plain else self.report(workshop, is_variant=True)
-            ratio = 1.0 if is_plain else self._ratio(workshop, pairs)
-        except PassError:
-            if verdict == "neutral":
-                raise
-            return Row(variant=name, verdict=verdict, reason=reason)  # it does not train at all
-        finally:
-            workshop.leave()
+        with TemporaryDirectory() as folder:
+            workshop = self.planned(self.workshop(self.resolved(variant)), Path(folder))
+            verdict, reason = ("neutral", "") if is_plain else self._verdict(workshop.variant)
+            try:
+                plain = self._plain
+                own = plain if is_plain else self.report(workshop, is_variant=True)
+                ratio = 1.0 if is_plain else self._ratio(workshop, pairs)
+            except PassError:
+                if verdict == "neutral":
+                    raise
+                return Row(variant=name, verdict=verdict, reason=reason)  # it does not train at all
+            finally:
+                workshop.leave()
         work = own.work.beyond(plain.work)
-        idle = None if promises_nothing(resolved) else freed_nothing(own.memory, plain.memory)
+        promises = not promises_nothing(workshop.variant)
+        idle = freed_nothing(own.memory, plain.memory) if promises else None
         if verdict == "neutral" and idle is not None:
             verdict, reason = "inert", idle
         return Row(
@@ -233,8 +244,25 @@ class _Case:
             saved_bytes=own.memory.saved_bytes,
             peak_bytes=own.memory.peak_bytes,
             recomputed_flops=work.recomputed_flops,
+            points_above=self._points_above(own) if promises and not workshop.is_compiled else None,
             ratio=ratio if pairs else None,
         )
+
+    def planned(self, workshop: Workshop, folder: Path) -> Workshop:
+        """Return the workshop of a variant that has its plan, of the step that is measured here."""
+        variant = workshop.unplanned
+        if variant is None:
+            return workshop
+        file = folder / "plan.json"
+        workshop.write_plan(variant, file)
+        return workshop.with_plan(variant, file)
+
+    def _points_above(self, own: StepReport) -> float | None:
+        """Return the distance of a step from its bound; a step of micro-batches has none."""
+        if len(self._workshop.batches) > 1:
+            return None
+        bound = merge_bounds([measured_bound(own.memory, own.work, self._plain, is_ordered=True)])
+        return None if bound is None else bound.points_above
 
     def resolved(self, variant: Variant) -> Strategy | Callable[[Any], Any]:
         """Return a strategy or function; a name becomes a strategy on the blocks that are found.

@@ -17,10 +17,11 @@ import hydra
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.command_line.hydra_words import explained, hydra_told, refuse_mistyped, words_for_hydra
+from harness.command_line.judged import plans_at_peaks
 from harness.command_line.plan_help import PLAN_HELP
 from harness.command_line.registered import offer_registered
 from harness.command_line.schema import (
@@ -284,9 +285,32 @@ def _run_sweep(
     if _command.get().act == "run":
         _require_a_sound_point(points)
     _act(list(zip(points, map(hardware_of, configs), strict=True)), chosen, launcher, agent)
+    if chosen.run.judge:
+        _judge(list(zip(configs, points, strict=True)), chosen, launcher)
     result = _command.get().result
     found = {} if result is None else {record.trial_id: record for record in result.records}
     return [(each.trial_id, found.get(each.trial_id)) for each in points]
+
+
+def _judge(points: Sequence[tuple[DictConfig, Point]], chosen: Settings, launcher: Launcher) -> None:
+    """Run the plans that judge the points of a sweep, once these have records."""
+    command = _command.get()
+    result = command.result
+    if result is None or result.is_stopped:
+        return
+    budget = OmegaConf.load(_CONF / "ac" / "budget.yaml")
+    assert isinstance(budget, DictConfig), "it is a group of options"
+    records = {record.trial_id: record for record in result.records}
+    judges = list(plans_at_peaks([(config, each.trial_id) for config, each in points], records, budget))
+    if not judges:
+        return
+    with Agent(PRELOAD) as agent:  # that of the points has ended with them
+        elsewhere = _elsewhere(chosen, agent)
+        preflight = _preflight(chosen, launcher, elsewhere)
+        plans = [point(each, launcher, preflight, search=elsewhere.blocks) for each in judges]
+        _run(list(zip(plans, map(hardware_of, judges), strict=True)), chosen, launcher, agent)
+    assert command.result is not None, "it has run"
+    command.result = result.followed_by(command.result)
 
 
 def _require_a_sound_point(points: Sequence[Point]) -> None:
@@ -441,7 +465,7 @@ def _run(
     """Run the points and keep the result for `_execute`, which reports it."""
     command, to_run = _command.get(), [each for each, _ in points]
     command.run = chosen.run
-    command.has_defect = any(isinstance(each.refusal, UnplannedError) for each in to_run)
+    command.has_defect |= any(isinstance(each.refusal, UnplannedError) for each in to_run)
     if chosen.run.skip_predicted_oom:
         hardware = dict.fromkeys(repr(each) for _, each in points)
         if len(hardware) > 1:

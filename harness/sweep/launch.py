@@ -34,6 +34,7 @@ class Run:
         strict: also exit with 1 for a verdict other than `neutral`, a status other than `ok`, or a point that
             has no record yet.
         skip_predicted_oom: do not run points that are predicted not to fit `hardware`.
+        judge: run for each point of a sweep the plan of `ac=budget` at the peak that it measured.
     """
 
     name: str = "default"
@@ -41,6 +42,7 @@ class Run:
     rerun: bool = False
     strict: bool = False
     skip_predicted_oom: bool = False
+    judge: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +58,14 @@ class Result:
     records: Sequence[Record]
     missing: int
     is_stopped: bool
+
+    def followed_by(self, other: Result) -> Result:
+        """Return the outcome of both."""
+        return Result(
+            records=[*self.records, *other.records],
+            missing=self.missing + other.missing,
+            is_stopped=self.is_stopped or other.is_stopped,
+        )
 
 
 def run_sweep(

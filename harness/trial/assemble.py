@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment, name_of
 from harness.measure.trainee import Watcher, forward_and_backward
 from harness.measure.work.compiled_graphs import CompiledGraphs
@@ -51,6 +52,7 @@ class Assembled:
         context: makes that in which forward, loss and backward run.
         drops_gradients: whether `zero_grad` sets gradients to `None` instead of zero.
         trained: what the record says of the model before any strategy.
+        is_variant: whether a strategy is on it.
         compiled: what the compiler made of the model; `None` where nothing is compiled.
         between: makes the scope of all micro-batches of a step but the last.
         pipeline: runs the stages of this rank, which `model` holds; `None` where the model is whole.
@@ -68,6 +70,7 @@ class Assembled:
     context: Callable[[], AbstractContextManager[Any]]
     drops_gradients: bool
     trained: TrainedModel
+    is_variant: bool = False
     compiled: CompiledGraphs | None = None
     between: Callable[[], AbstractContextManager[Any]] = nullcontext
     pipeline: Pipeline | None = None
@@ -113,11 +116,18 @@ class Assembled:
         forward_and_backward(self, last, watcher, microbatches=len(others) + 1)
 
     def backward(self, loss: Tensor) -> None:
-        """Accumulate gradients.
+        """Accumulate gradients; of a variant whose loss depends on nothing to train, none.
+
+        The twin has gradients then, and the comparison says which are missing.
 
         Raises:
+            ConfigError: the plain model has nothing to train.
             RuntimeError: a recomputation does not repeat forward; the message names block and operator.
         """
+        if not loss.requires_grad:
+            if self.is_variant:
+                return
+            raise ConfigError("model", "the loss depends on no parameter that requires a gradient")
         with self.context():
             checkpoint_errors.backward(loss, self.model)
 
@@ -221,6 +231,7 @@ def assemble(
         # dropped, and says nothing (measured: gradient norms 0.368 for 0.133 in the second step)
         drops_gradients=not (mesh.fsdp == "fsdp1" and mesh.cpu_offload and mesh.use_orig_params),
         trained=trained,
+        is_variant=experiment != experiment.twin(),
         compiled=backend.graphs if experiment.is_compiled else None,
         between=partial(unreduced, model) if mesh.sync == "last" else nullcontext,
         pipeline=pipeline,

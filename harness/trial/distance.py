@@ -7,7 +7,7 @@ import math
 from harness.experiment.experiment import Experiment, name_of
 from harness.measure.step import StepReport
 from harness.records.bound import MeasuredBound
-from harness.records.measured import RankResult
+from harness.records.measured import MeasuredMemory, MeasuredWork
 from strategies.budget.planning.recorded_bound import RecordedStep
 
 
@@ -25,30 +25,26 @@ def unbounded(experiment: Experiment, *, has_twin: bool) -> str | None:
 
 
 def measured_bound(
-    experiment: Experiment, variant: RankResult, twin: RankResult, plain: StepReport
+    memory: MeasuredMemory, work: MeasuredWork, plain: StepReport, *, is_ordered: bool
 ) -> MeasuredBound:
     """Return the bound at the peak of a variant, on this rank.
 
     Args:
-        experiment: the trial.
-        variant: what was measured of it, with all that runs again.
-        twin: the same of its twin.
+        memory, work: what was measured of it, with all that runs again.
         plain: the twin's step.
+        is_ordered: whether the variant runs backward in the twin's order, as on one rank.
     """
-    peak_bytes, host_peak_bytes = variant.memory.peak_bytes, variant.memory.host_peak_bytes
-    again = max(0, variant.work.recomputed_flops - twin.work.recomputed_flops)
+    again = max(0, work.recomputed_flops - plain.work.recomputed_flops)
     of_any = of_autograd = 0.0  # nothing is below what runs nothing again
     if again:
-        step = RecordedStep(
-            operators=plain.operators, ledger=plain.ledger, blocks=sum(twin.work.calls.values())
-        )
-        of_any, of_autograd = step.least_flops(peak_bytes, host_peak_bytes)
-    is_ordered = experiment.mesh.world_size == 1
+        blocks = sum(plain.work.calls.values())
+        step = RecordedStep(operators=plain.operators, ledger=plain.ledger, blocks=blocks)
+        of_any, of_autograd = step.least_flops(memory.peak_bytes, memory.host_peak_bytes)
     return MeasuredBound(
-        peak_bytes=peak_bytes,
-        host_peak_bytes=host_peak_bytes,
+        peak_bytes=memory.peak_bytes,
+        host_peak_bytes=memory.host_peak_bytes,
         recomputed_flops=again,
-        step_flops=twin.work.forward_flops + twin.work.backward_flops,
+        step_flops=plain.work.forward_flops + plain.work.backward_flops,
         lower_bound_extra_flops=_whole(of_any),
         lower_bound_autograd_flops=_whole(of_autograd) if is_ordered else None,
     )

@@ -143,7 +143,8 @@ def _run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None) -> R
             plain: list[StepReport] = []
             twin = _measure(bench, plan.experiment.twin(), on_report=plain.append)
             if why is None:
-                bound = measured_bound(plan.experiment, result, twin, plain.pop())
+                is_ordered = mesh.world_size == 1
+                bound = measured_bound(result.memory, result.work, plain.pop(), is_ordered=is_ordered)
                 result = replace(result, bound=bound)
             acts = _acts_otherwise(bench, _act(result), _act(twin))
             result = replace(

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 import acbench
 from acbench.html import html_table
 from strategies import ac_variants
+from strategies.ac.budget import Budget
 from strategies.ac.full import Full
+from strategies.ac.selective_layer import SelectiveLayer
 
 BATCH = (torch.ones(256, 16),)
 
@@ -156,3 +158,19 @@ def test_a_factory_of_something_else_is_refused(variant: str) -> None:
 
 def test_text_of_a_table_is_escaped() -> None:
     assert "<script>" not in html_table(["<script>"], [["<script>"]], title="<script>", marked=0)
+
+
+def test_a_plan_at_the_peak_of_a_variant_is_made_for_the_step_that_is_measured() -> None:
+    every_second = SelectiveLayer(layers_fqn="blocks", ac_freq=2)
+    plain, *others = acbench.compare(Stack, BATCH, ["none", "full", every_second], pairs=0)
+    assert plain.points_above is None
+    for other in others:
+        share = other.peak_bytes / plain.peak_bytes
+        plan = Budget(layers_fqn="blocks", fraction=share, objective="flops")
+        (planned,) = acbench.compare(Stack, BATCH, {"planned": plan}, pairs=0)
+        assert planned.verdict == "neutral"
+        assert planned.peak_bytes <= other.peak_bytes
+        assert planned.recomputed_flops <= other.recomputed_flops
+        assert planned.points_above is not None
+        assert other.points_above is not None
+        assert 0 <= planned.points_above <= other.points_above

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
 
 _WIDTH = 8
 _ROWS = 4
@@ -281,6 +283,12 @@ def normed_weights() -> Made:
 
 def not_sized() -> Made:
     return Chain(nn.ModuleList([nn.LazyLinear(_WIDTH)])), (torch.randn(_ROWS, _WIDTH),), _square
+
+
+def reentrant(model: nn.Module) -> None:
+    """Checkpoint blocks, the first of which has an input that requires no gradient."""
+    for block in model.get_submodule("blocks").children():
+        block.forward = partial(checkpoint, block.forward, use_reentrant=True)  # type: ignore[method-assign]
 
 
 def nothing_to_train() -> Made:

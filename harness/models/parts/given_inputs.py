@@ -46,14 +46,12 @@ class GivenInputs:
         """Return the loss of a step.
 
         Raises:
-            ConfigError: it is no scalar that backward can start from.
+            ConfigError: it is no real scalar.
         """
         loss = self.loss_fn(outputs) if self.draw is None else self.loss_fn(outputs, batch.targets)
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
             got = f"a {tuple(loss.shape)} {loss.dtype}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ConfigError("model.factory", f"loss_fn must return a real scalar tensor, got {got}")
-        if not loss.requires_grad and torch.is_grad_enabled():
-            raise ConfigError("model.factory", "the loss depends on no parameter that requires a gradient")
         return loss
 
     def batch(self, count: int, seed: int, *, device: str = "cpu") -> Batch:

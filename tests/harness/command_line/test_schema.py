@@ -43,8 +43,8 @@ CHOICES = [
     if group != "ac" or option not in ABSENT
 ]
 TOP_LEVEL = (
-    "ac, batch_size, chunk, compile, compile_order, compile_scope, data, dtype, hardware, learning_rate, mesh, microbatches, "
-    "model, name, optimizer, outputs_dir, protocol, rerun, seed, sequence_length, shard, show, skip_predicted_oom, solve, "
+    "ac, batch_size, chunk, compile, compile_order, compile_scope, data, dtype, hardware, judge, learning_rate, mesh, "
+    "microbatches, model, name, optimizer, outputs_dir, protocol, rerun, seed, sequence_length, shard, show, skip_predicted_oom, solve, "
     "strict, sweep, tracker, wrap_order"
 )
 _LLAMA = "model=hf model.config_class=LlamaConfig"

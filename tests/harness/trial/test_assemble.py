@@ -129,6 +129,19 @@ def test_an_unusual_model_is_trained_as_it_was_made(trial: RunTrial, line: str) 
     assert record.trained.changed == {}
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_a_variant_that_trains_nothing_differs(trial: RunTrial) -> None:
+    line = "sized ac=python ac.factory=tests.harness.unusual_models:reentrant"
+    record = trial(line)
+    assert record.verdict == "differs"
+    assert record.parity is not None
+    first = record.parity.first
+    assert first is not None
+    assert (first.part, first.name, first.actual) == ("gradients", "blocks.1.0.bias", "None")
+    assert record.memory is not None
+    assert record.memory.saved_bytes == 0
+
+
 def test_the_outputs_of_odd_containers_are_not_saved(trial: RunTrial) -> None:
     odd, plain = trial("odd_outputs ac=none").memory, trial("sized ac=none").memory
     assert odd is not None
@@ -336,7 +349,7 @@ def test_what_cannot_be_trained_is_refused(line: str, message: str) -> None:
         ),
         pytest.param(
             "nothing_to_train",
-            "model.factory: the loss depends on no parameter that requires a gradient",
+            "model: the loss depends on no parameter that requires a gradient",
             id="nothing to train",
         ),
     ],

@@ -11,7 +11,6 @@ from bench.trials import experiments
 from harness.experiment.experiment import Experiment
 from harness.measure.step import StepReport, instrument
 from harness.records.bound import contradiction, merge_bounds
-from harness.records.measured import RankResult
 from harness.trial.assemble import assemble
 from harness.trial.batches import batches
 from harness.trial.distance import measured_bound, unbounded
@@ -50,16 +49,13 @@ def plain(model: str) -> StepReport:
     return step(experiment(*MODELS[model]))
 
 
-def rank(report: StepReport) -> RankResult:
-    return RankResult(rank=0, local_rank=0, memory=report.memory, work=report.work)
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_no_variant_is_below_its_bound(model: str) -> None:
     twin, above = plain(model), {}
     for name, words in VARIANTS.items():
         of = experiment(*MODELS[model], *words)
-        bound = measured_bound(of, rank(step(of)), rank(twin), twin)
+        report = step(of)
+        bound = measured_bound(report.memory, report.work, twin, is_ordered=True)
         merged = merge_bounds([bound])
         assert merged is not None
         assert contradiction([bound], merged) is None

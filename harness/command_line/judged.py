@@ -1,0 +1,49 @@
+"""`sweep=judge`: the plan of `ac=budget` at the peak that a point has measured, as one more point."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+
+from omegaconf import DictConfig, open_dict
+
+from harness.records.record import Record
+
+_GIB = 1 << 30
+_STEPS = 10_000_000_000
+"""Parts of a GiB, in decimals, that tell single bytes apart."""
+
+_OWN_JUDGES = frozenset({"none", "budget"})
+"""Variants that no plan is put next to: one recomputes nothing, the other is the plan."""
+
+
+def plans_at_peaks(
+    points: Iterable[tuple[DictConfig, str]], records: Mapping[str, Record], budget: DictConfig
+) -> Iterator[DictConfig]:
+    """Yield for each point that has measured a peak the same point with the cheapest plan of that peak.
+
+    Args:
+        points: configurations with their trial_ids.
+        records: the records that there are, by trial_id.
+        budget: options of `ac=budget` as the configuration has them.
+    """
+    for config, trial in points:
+        record = records.get(trial)
+        if record is None or record.memory is None or record.status != "ok":
+            continue
+        if config.ac.name in _OWN_JUDGES:
+            continue
+        judge = config.copy()
+        with open_dict(judge):
+            judge.ac = budget.copy()
+            judge.ac.budget_gib = _gib(record.memory.peak_bytes)
+            judge.ac.host_gib = _gib(record.memory.host_peak_bytes)
+            judge.ac.objective = "flops"  # what the bound counts
+            if config.compile != "none":
+                judge.ac.executor = "compiled"
+        yield judge
+
+
+def _gib(number_bytes: int) -> float:
+    """Return bytes in GiB, with as few digits as tell them from one byte more."""
+    return math.ceil(number_bytes / _GIB * _STEPS) / _STEPS
