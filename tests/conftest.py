@@ -306,11 +306,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=_place)
+    expensive, repeated = tuple(EXPENSIVE), tuple(REPEATED)
     for item in items:
         name = item.nodeid
-        if any(name.startswith(kind) and not (kept and kept in name) for kind, kept in EXPENSIVE.items()):
+        # one look at all beginnings, because few names have one of them
+        if name.startswith(expensive) and any(
+            name.startswith(kind) and not (kept and kept in name) for kind, kept in EXPENSIVE.items()
+        ):
             item.add_marker("expensive")
-        if any(
+        if name.startswith(repeated) and any(
             name.startswith(kind) and not any(word in name for word in kept)
             for kind, kept in REPEATED.items()
         ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 import warnings
 from collections.abc import Callable
@@ -15,19 +16,21 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from strategies.written.file_text import BlockRules, offloading_file, recomputing_file, rules_file
+from strategies.written.heavy_operators import rules_for
 from strategies.written.loaded_file import apply_of
 from tests.strategies.toys import Stack, differences, toy, train_step
-from tests.strategies.written.written_toys import TOKENS, loaded, rules_of
+from tests.strategies.written.written_toys import TOKENS, loaded, operators_of, rules_of
 
 EQUAL = "37 tensors are equal in all bits on cpu"
 BLOCKS = [f"layers.{number}" for number in range(3)]
+_OPERATORS = operators_of(toy())
 FILES: dict[str, str] = {
     "full": recomputing_file(BLOCKS, title="Full."),
     "the first two": recomputing_file(BLOCKS[:2], title="The first two."),
     "offload": offloading_file(BLOCKS, title="Offload."),
-    "rules that keep all": rules_file(rules_of(toy()), title="All."),
-    "rules that keep some": rules_file(rules_of(toy(), 9000), title="Some."),
-    "rules that keep nothing": rules_file(rules_of(toy(), 0), title="Nothing."),
+    "rules that keep all": rules_file(rules_for(_OPERATORS, math.inf), title="All."),
+    "rules that keep some": rules_file(rules_for(_OPERATORS, 9000), title="Some."),
+    "rules that keep nothing": rules_file(rules_for(_OPERATORS, 0), title="Nothing."),
 }
 each_file = pytest.mark.parametrize("text", FILES.values(), ids=FILES)
 
