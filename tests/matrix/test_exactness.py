@@ -19,11 +19,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from bench.trials import UNBUDGETED, experiments
 from harness.experiment.data import source_of
 from harness.experiment.experiment import Experiment
-from harness.measure.memory.allocator import CpuWorkspaceProbe
 from harness.measure.memory.counting_allocator import counting_allocator
 from harness.measure.step import allocator_truth, instrument
 from harness.trial.assemble import assemble
 from strategies.step.live_storages import WorkspaceProbe
+from tests.harness.measure.memory.workspace_probe import CpuWorkspaceProbe
 from tests.matrix.models import SEQUENCE_LENGTH, VOCABULARY
 
 MODELS = {name: f"model={name}" for name in ("mlp", "gpt_nano", "llama_nano", "moe_nano", "hf")} | {

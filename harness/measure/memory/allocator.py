@@ -56,24 +56,6 @@ def measure(step: Callable[[], None], *, device: str, live: LiveTotals) -> Alloc
     return _profiled(step, live)
 
 
-class CpuWorkspaceProbe:
-    """Tells an operator's private memory from the counting allocator; see `memory.WorkspaceProbe`."""
-
-    def __init__(self, allocator: CountingAllocator) -> None:
-        self._allocator = allocator
-        self._before_bytes = 0
-
-    def begin(self) -> None:
-        """Start to watch."""
-        self._allocator.reset_window()
-        self._before_bytes = self._allocator.read().live_bytes
-
-    def excess_bytes(self) -> int:
-        """Return the bytes that were live above both what was there at `begin` and what is there now."""
-        counts = self._allocator.read()
-        return counts.window_peak_bytes - max(self._before_bytes, counts.live_bytes)
-
-
 def _on_cpu(step: Callable[[], None], live: LiveTotals, allocator: CountingAllocator) -> Allocator:
     """Return what the counting allocator saw of a step."""
     allocator.count_this_thread(as_model=True)

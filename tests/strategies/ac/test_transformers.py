@@ -15,8 +15,7 @@ from strategies import Strategy, StrategyError
 from strategies.ac.full import Full
 from strategies.ac.selective_layer import SelectiveLayer
 from strategies.ac.transformers import Transformers
-from tests.strategies.foreign.models import BLOCKS, assert_costs_the_same, llama, refusal
-from tests.strategies.toys import toy
+from tests.strategies.foreign.models import A_MODEL_OF_OTHERS, BLOCKS, assert_costs_the_same, llama, refusal
 
 
 @pytest.mark.parametrize(
@@ -36,12 +35,7 @@ def test_it_costs_what_the_same_of_ours_costs(theirs: Strategy, ours: Strategy) 
 @pytest.mark.parametrize(
     ("make", "fields", "message"),
     [
-        pytest.param(
-            toy,
-            {},
-            "ac: transformers switches it on in models of its own, and Toy is none; use model=hf, or ac=full",
-            id="a model of others",
-        ),
+        A_MODEL_OF_OTHERS,
         pytest.param(
             llama,
             {"every_n_layers": 0},

@@ -16,8 +16,14 @@ from strategies.ac.full import Full
 from strategies.ac.selective_op import SelectiveOp
 from strategies.ac.trl import Trl
 from strategies.foreign import trl_calls
-from tests.strategies.foreign.models import BLOCKS, Logits, assert_costs_the_same, llama, refusal
-from tests.strategies.toys import toy
+from tests.strategies.foreign.models import (
+    A_MODEL_OF_OTHERS,
+    BLOCKS,
+    Logits,
+    assert_costs_the_same,
+    llama,
+    refusal,
+)
 
 
 @pytest.mark.parametrize(
@@ -52,12 +58,7 @@ def test_offloading_holds_what_autograd_saves() -> None:
 @pytest.mark.parametrize(
     ("make", "fields", "message"),
     [
-        pytest.param(
-            toy,
-            {},
-            "ac: transformers switches it on in models of its own, and Toy is none; use model=hf, or ac=full",
-            id="a model of others",
-        ),
+        A_MODEL_OF_OTHERS,
         pytest.param(
             llama,
             {"activation_offloading": True},

@@ -10,12 +10,20 @@ from torch import Tensor, nn
 
 from strategies import Strategy, StrategyError, ac_variants
 from tests.strategies.meters import measure
+from tests.strategies.toys import toy
 
 transformers = pytest.importorskip(
     "transformers", reason="transformers is not installed: pip install 'acbench[hf]'"
 )
 
 BLOCKS: dict[str, Any] = {"layers_fqn": "model.layers"}
+A_MODEL_OF_OTHERS = pytest.param(
+    toy,
+    {},
+    "ac: transformers switches it on in models of its own, and Toy is none; use model=hf, or ac=full",
+    id="a model of others",
+)
+"""A row of what is refused, of each variant that calls a switch of transformers."""
 
 
 def llama(dropout: float = 0.0) -> nn.Module:

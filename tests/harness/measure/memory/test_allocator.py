@@ -16,12 +16,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from harness.measure.memory import allocator
 from harness.measure.memory import counting_allocator as counting
-from harness.measure.memory.allocator import CpuWorkspaceProbe, LiveTotals
+from harness.measure.memory.allocator import LiveTotals
 from harness.measure.memory.counting_allocator import CountingAllocator, counting_allocator
 from harness.measure.step import StepReport, allocator_truth, instrument
 from harness.models.base import Batch
 from harness.records.measured import Allocator
 from tests.gpu.devices import CUDA
+from tests.harness.measure.memory.workspace_probe import CpuWorkspaceProbe
 from tests.harness.measure.metered import REGIONS, Metered, tokens, transformer, warmed
 from tests.rank_pool import RankPool
 
