@@ -17,6 +17,8 @@ from harness.errors import ConfigError, require_at_least, require_fraction
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from harness.models.parts.context_attention import Ring
+
 LossFunction: TypeAlias = "Callable[[Any, Batch], Tensor]"
 """A function from the outputs of a model and the batch to a scalar."""
 
@@ -114,6 +116,8 @@ class ModelSpec:
             after another, and nothing else in it depends on their number. A step is then predicted from few.
         scales_with_batch: whether a step with more samples does the same with larger tensors, as far as no
             size in it becomes larger than another. Steps are then predicted from those of other batch sizes.
+        has_outputs_of_parts: whether a rank that holds part of each sequence gives outputs of that part; else
+            it gives those of the whole.
 
     Raises:
         ConfigError: a size is below 1, or the dropout outside [0, 1).
@@ -121,6 +125,7 @@ class ModelSpec:
 
     repeats_one_block: ClassVar[bool] = False
     scales_with_batch: ClassVar[bool] = False
+    has_outputs_of_parts: ClassVar[bool] = True
 
     name: str
     layers_fqn: str
@@ -294,6 +299,10 @@ class ModelSpec:
         """Return a batch with one part of each sequence, of as many, and with what says where it lies."""
         raise NotImplementedError
 
+    def attend_over_parts(self, model: nn.Module, method: str, ring: Ring) -> None:
+        """Let the attention of a model of this family go over the parts that the ranks of a ring hold."""
+        raise NotImplementedError
+
     def check(self, *, sequence_length: int, tp: int) -> None:
         """Refuse what this model cannot do.
 
@@ -369,6 +378,16 @@ class LanguageModelSpec(ModelSpec):
             raise ConfigError("sequence_length", problem)
 
 
+def token_part(batch: Batch, part: int, parts: int) -> Batch:
+    """Return a part of tokens and targets, both of shape (B, S), with the positions of its tokens, (S,)."""
+    (tokens_BS,), targets_BS = batch.inputs, batch.targets
+    length = tokens_BS.size(1) // parts
+    own = slice(part * length, (part + 1) * length)
+    positions_S = torch.arange(own.start, own.stop, device=tokens_BS.device)
+    tokens, targets = (each[:, own].contiguous() for each in (tokens_BS, targets_BS))
+    return Batch(inputs=(tokens, positions_S), targets=targets)
+
+
 def _like(original: Tensor, made: Tensor) -> Tensor:
     """Return `made` as a leaf that requires a gradient where `original` does."""
     return made.requires_grad_(original.requires_grad)
@@ -382,6 +401,15 @@ def require_parts(where: str, size: int, axis: str, ranks: int, remedy: str) -> 
         raise ConfigError(
             where, f"must be a multiple of {axis}, {ranks}, got {size}; use {nearest}, or {remedy}"
         )
+
+
+def require_even_heads(sizes: Mapping[str, int], *, cp: int, cp_method: str, tp: int) -> None:
+    """Refuse heads, among the sizes that tensor parallelism divides, that `ulysses` cannot share evenly."""
+    for where, size in sizes.items():
+        if cp_method == "ulysses" and where.endswith("heads") and size % (cp * tp):
+            problem = f"must divide {where}, {size}, with mesh.cp_method=ulysses"
+            on = f" on each of {tp} ranks of mesh.tp" if tp > 1 else ""
+            raise ConfigError("mesh.cp", f"{problem}{on}, got {cp}; use mesh.cp_method=gather or ring")
 
 
 def require_divides(part: str, part_size: int, whole: str, whole_size: int) -> None:

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from harness.errors import ConfigError, optional_package
-from harness.models.base import Batch, LanguageModelSpec, ModelSpec, plan_of
+from harness.models.base import (
+    Batch,
+    LanguageModelSpec,
+    ModelSpec,
+    plan_of,
+    require_even_heads,
+    require_parts,
+    token_part,
+)
 from harness.models.parts import containers
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
+
+    from harness.models.parts.context_attention import Ring
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,6 +133,26 @@ class HFSpec(LanguageModelSpec):
         """Return heads, key-value heads and hidden width, as far as the configuration has them."""
         sizes: dict[str, int] = _transformers().split_sizes(self._config())
         return sizes
+
+    def check_context(self, *, sequence_length: int, cp: int, cp_method: str, tp: int) -> None:
+        """Refuse heads other than causal ones, attention that is not over all earlier tokens, and lengths.
+
+        Raises:
+            ConfigError: the class mixes tokens otherwise, or a size that `cp` does not divide.
+        """
+        require_parts("sequence_length", sequence_length, "mesh.cp", cp, "mesh.cp=1")
+        _transformers().check_context(self._config(), self.head, sequence_length)
+        require_even_heads(self.tensor_parallel_sizes(), cp=cp, cp_method=cp_method, tp=tp)
+
+    def sequence_part(self, batch: Batch, part: int, parts: int) -> Batch:
+        """Return a part of tokens and targets, with the positions of its tokens, of shape (1, S)."""
+        cut = token_part(batch, part, parts)
+        tokens, positions_S = cut.inputs
+        return replace(cut, inputs=(tokens,), keywords={"position_ids": positions_S[None]})
+
+    def attend_over_parts(self, model: nn.Module, method: str, ring: Ring) -> None:
+        """Register the attention with `transformers`, and let the model use it."""
+        _transformers().attend_over(model, method, ring)
 
     def longest_sequence(self) -> int | None:
         """Return the configuration's number of positions."""

@@ -8,17 +8,20 @@ Source: Dosovitskiy et al. 2020, arXiv:2010.11929, section 3.1 and appendix B.1.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 
-from harness.models.base import Batch, require_divides
-from harness.models.parts import image_classifier
+from harness.errors import ConfigError
+from harness.models.base import Batch, require_divides, require_even_heads
+from harness.models.parts import context_attention, image_classifier
 from harness.models.shapes.transformer import TransformerSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from harness.models.parts.context_attention import Ring
 
 _CHANNELS = 3
 
@@ -32,6 +35,8 @@ class ViTSpec(TransformerSpec):
         patch_size: rows and columns P of a patch in pixels, >= 1.
         n_classes: classes of images, >= 1.
     """
+
+    has_outputs_of_parts: ClassVar[bool] = False
 
     image_size: int
     patch_size: int
@@ -51,6 +56,29 @@ class ViTSpec(TransformerSpec):
         """Return a `ViT`."""
         patches = torch.nn.Conv2d(_CHANNELS, self.width, self.patch_size, stride=self.patch_size)
         return image_classifier.ViT(self, patches=patches, n_patches=self.n_patches, n_classes=self.n_classes)
+
+    def check_context(self, *, sequence_length: int, cp: int, cp_method: str, tp: int) -> None:  # noqa: ARG002 (an image has its own size)
+        """Refuse ranks that would have no token, and for `ulysses` heads that they cannot share evenly."""
+        length, padding = self._parts(cp)
+        if padding >= length:
+            problem = f"must leave each rank some of the {self.n_patches + 1} tokens of an image, got {cp}"
+            raise ConfigError("mesh.cp", f"{problem}; use fewer")
+        require_even_heads(self.tensor_parallel_sizes(), cp=cp, cp_method=cp_method, tp=tp)
+
+    def sequence_part(self, batch: Batch, part: int, parts: int) -> Batch:  # noqa: ARG002 (the model cuts)
+        """Return the batch: tokens are made of whole images, and cut by the model."""
+        return batch
+
+    def attend_over_parts(self, model: nn.Module, method: str, ring: Ring) -> None:
+        """Let each rank compute its part of the tokens; the last part is padded."""
+        length, padding = self._parts(ring.size)
+        context_attention.attend_over(model, method, ring, padding=padding)
+        model.parts = context_attention.PaddedParts(ring=ring, length=length, padding=padding)  # type: ignore[assignment]  # no module
+
+    def _parts(self, count: int) -> tuple[int, int]:
+        """Return the tokens of a part, and how many of the last one stand for none."""
+        length = -(-(self.n_patches + 1) // count)
+        return length, length * count - self.n_patches - 1
 
     def sample_batch(self, batch_size: int, random: np.random.Generator) -> Batch:
         """Return normal images, float32 of shape (B, 3, Y, X), and uniform classes, int64 of shape (B,)."""

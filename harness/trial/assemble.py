@@ -181,7 +181,7 @@ def assemble(
     model = plain.model
     if not is_dense:
         model = split_tensors(model, experiment, devices, build.sharding)
-        model = split_context(model, mesh, devices)
+        model = split_context(model, experiment, devices)
 
     # cut, and from here on everything is done to each stage, with fewer blocks under their old names
     stages = [Stage(index=0, model=model, units=plain.units)]

@@ -38,8 +38,7 @@ from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
 from harness.experiment.mesh import Coordinate, Mesh
 from harness.models.base import Batch, LossFunction
-from harness.models.parts.attention import SelfAttention
-from harness.models.parts.context_attention import ContextAttention, Ring
+from harness.models.parts.context_attention import Ring
 from strategies.estimate.patched import replaced
 from strategies.shard.model.realisation import sum_gradients
 from strategies.shard.model.shard_plan import ShardPlan
@@ -109,14 +108,12 @@ def device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh | None:
     return init_device_mesh(device.type, shape, mesh_dim_names=tuple(names))
 
 
-def split_context(model: nn.Module, mesh: Mesh, devices: DeviceMesh | None) -> nn.Module:
+def split_context(model: nn.Module, experiment: Experiment, devices: DeviceMesh | None) -> nn.Module:
     """Return the model with attention over the parts of sequences that the ranks of `cp` hold, in place."""
-    if devices is None or mesh.cp == 1:
-        return model
-    ring = Ring(devices["cp"].get_group(), mesh.cp, devices.get_local_rank("cp"))
-    for module in model.modules():
-        if isinstance(module, SelfAttention):
-            module.attend = ContextAttention(method=mesh.cp_method, ring=ring)
+    mesh = experiment.mesh
+    if devices is not None and mesh.cp > 1:
+        ring = Ring(devices["cp"].get_group(), mesh.cp, devices.get_local_rank("cp"))
+        experiment.model.attend_over_parts(model, mesh.cp_method, ring)
     return model
 
 

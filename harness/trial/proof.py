@@ -168,7 +168,7 @@ class Prover:
         batches = map(self.whole_batch if is_whole and self.whole_batch else self.batch, range(link.steps))
         trainee = self._made(link, is_dense=is_dense) if link.is_dense else self._fresh(link, experiment)
         taken = trained_steps(trainee, batches, seed=experiment.seed, dp_rank=self.dp_rank, whole=link.whole)
-        if not is_whole:
+        if not (is_whole and experiment.model.has_outputs_of_parts):
             yield from taken
             return
         parts = link.variant.mesh.cp

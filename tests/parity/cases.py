@@ -25,6 +25,7 @@ from harness.measure.step import instrument
 from harness.models.base import Batch, ModelSpec
 from harness.models.evoformer import EvoformerSpec
 from harness.models.gpt import GPTSpec
+from harness.models.hf import HFSpec
 from harness.models.llama import LlamaSpec
 from harness.models.mlp import MLPSpec
 from harness.models.moe import MoESpec
@@ -63,6 +64,19 @@ MODELS: dict[str, ModelSpec] = {
     "moe": MoESpec(name="moe", dropout=0.0, n_experts=4, top_k=2, **_SIZES, **_LLAMA),
     "mlp": MLPSpec(name="mlp", dropout=0.0, **_SIZES),
 }
+_GROUPED = {"intermediate_size": 64, "num_key_value_heads": 2}
+# its class, from the library, is imported where it runs
+OF_TRANSFORMERS: dict[str, ModelSpec] = {
+    name: HFSpec(
+        name=name, dropout=dropout, layers_fqn=layers, vocab_size=64, n_layers=2, width=32, n_heads=4,
+        config_class=config_class, overrides=overrides,
+    )
+    for name, config_class, layers, dropout, overrides in [
+        ("hf_llama", "LlamaConfig", "model.layers", None, _GROUPED),
+        ("hf_qwen3", "Qwen3Config", "model.layers", None, {**_GROUPED, "head_dim": 8}),
+        ("hf_gpt2", "GPT2Config", "transformer.h", 0.1, {"n_inner": 64}),
+    ]
+}  # fmt: skip
 # they draw their own samples, and most have no tensor parallel plan
 OF_SAMPLES: dict[str, ModelSpec] = {
     "vit": ViTSpec(
@@ -131,9 +145,11 @@ def experiment(
 ) -> Experiment:
     """Return one case; `options` are the AC variant's, `sharding` and `chunk_options` those of the others."""
     options = {**_ASKED.get(variant, {}), **(options or {})}
-    layers = {} if variant in {"none", "file"} or "module_classes" in options else {"layers_fqn": "layers"}
+    spec = {**MODELS, **OF_TRANSFORMERS, **OF_SAMPLES}[model]
+    is_named = variant in {"none", "file"} or "module_classes" in options
+    layers = {} if is_named else {"layers_fqn": spec.layers_fqn}
     return Experiment(
-        model=replace({**MODELS, **OF_SAMPLES}[model], dropout=dropout),
+        model=spec if model in OF_TRANSFORMERS else replace(spec, dropout=dropout),
         mesh=mesh or Mesh(),
         ac=ac_variants[variant](**layers, **options),
         chunk=chunk_variants[chunk](**(chunk_options or {})),

@@ -124,7 +124,7 @@ def _model_errors(rank: int, method: str, variant: str, options: dict[str, Any])
         torch.manual_seed(0)
         model = case.model.build().double()
         if not is_dense:
-            model = split_context(model, case.mesh, cases.devices_of(case.mesh))
+            model = split_context(model, case, cases.devices_of(case.mesh))
             model = case.ac.apply(model, batch.inputs)
         logits = model(*batch.inputs)
         functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten()).backward()
@@ -258,6 +258,43 @@ def test_parts_are_neutral_and_equal_the_dense_model(
             ),
         )
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "variant", "options"),
+    [
+        pytest.param(method, model, variant, options, id=f"{method}, {model}, {variant}", marks=marks)
+        for method in METHODS
+        for model, variant, options, marks in [
+            ("vit", "full", {}, ()),
+            ("hf_llama", "full", {}, ()),
+            ("hf_gpt2", "selective_op", {}, () if method == "gather" else _MATRIX),
+            ("hf_qwen3", "nested", {}, _MATRIX),
+            *(
+                (model, variant, options, _MATRIX)
+                for model in ("vit", "hf_llama")
+                for variant, options in [
+                    ("none", {}),
+                    ("selective_layer", {"ac_freq": 2}),
+                    ("selective_op", {}),
+                    ("nested", {}),
+                    ("offload", {}),
+                    *([] if method == "ring" else [("budget", _PLANNED)]),
+                ]
+            ),
+        ]
+    ],
+)
+def test_images_and_models_of_transformers_in_parts(
+    pool2: RankPool, method: str, model: str, variant: str, options: dict[str, Any]
+) -> None:
+    mesh = cases.MESHES[f"cp2_{method}"]
+    _require_neutral(
+        pool2.run(
+            cases.parity,
+            cases.experiment(model=model, mesh=mesh, variant=variant, options=options, parity_steps=2),
+        )
+    )
 
 
 @pytest.mark.parametrize("sync", ["each", "last"])

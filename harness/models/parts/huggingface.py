@@ -15,8 +15,9 @@ import numpy as np
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
+    AttentionInterface,
     AutoModelForCausalLM,
     AutoModelForImageClassification,
     AutoModelForMaskedLM,
@@ -28,6 +29,7 @@ from transformers import (
 from harness.errors import ConfigError
 from harness.models.base import Batch
 from harness.models.parts import made_model
+from harness.models.parts.context_attention import ContextAttention, Ring
 from harness.models.parts.given_inputs import by_position
 
 HEADS: Mapping[str, type[Any]] = {
@@ -53,6 +55,10 @@ _DECODER_SIZES = {"n_layers": "decoder_layers", "n_heads": "decoder_attention_he
 _EXPERTS = "experts_implementation"
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _MOST_OF_A_VALUE = 40  # characters
+_OVER_PARTS = "acbench_context"
+"""Name of attention over parts of sequences, in the interface of `transformers`."""
+
+_WEIGHED_OTHERWISE = ("softcap", "s_aux", "position_bias")
 _IMAGE_SIZE = 224  # of configurations that leave it open
 _STYLES = {
     "colwise": "column",
@@ -242,6 +248,84 @@ def split_sizes(config: PretrainedConfig) -> dict[str, int]:
     }
     found = {path: getattr(config, name, None) for name, path in paths.items()}
     return {path: size for path, size in found.items() if isinstance(size, int)}
+
+
+def check_context(config: PretrainedConfig, head: str | None, sequence_length: int) -> None:
+    """Refuse models whose tokens meet otherwise than in causal attention over all earlier ones.
+
+    Raises:
+        ConfigError: the head is not causal, the class takes no positions or no attention of others, or a
+            layer reads fewer tokens, or mixes them otherwise.
+    """
+    name, kind = type(config).__name__, head_of(type(config), head)
+    if kind != "causal":
+        raise ConfigError("mesh.cp", f"needs a causal head, and that of {name} is {kind!r}; use 1")
+    cls = model_class(config, head)
+    if not cls._supports_attention_backend or not cls._supports_sdpa:
+        problem = f"{cls.__name__} calls no attention of transformers' interface that parts could take over"
+        raise ConfigError("mesh.cp", f"{problem}; use 1, or a class such as LlamaConfig")
+    if "position_ids" not in signature(cls.forward).parameters:
+        problem = f"{cls.__name__} takes no position_ids, so that a part would begin at position 0"
+        raise ConfigError("mesh.cp", f"{problem}; use 1, or a class such as LlamaConfig")
+    layers = set(getattr(config, "layer_types", None) or ())
+    foreign = sorted(layers - {"full_attention", "sliding_attention"})
+    if foreign:
+        problem = f"{name} has layers of {', '.join(foreign)}, which mix tokens without full attention"
+        raise ConfigError("mesh.cp", f"{problem}; use 1, or a class such as LlamaConfig")
+    window = getattr(config, "sliding_window", None)
+    if window and window < sequence_length and (not layers or "sliding_attention" in layers):
+        problem = f"needs attention over the whole sequence, and that of {name} sees {window} tokens"
+        raise ConfigError("mesh.cp", f"{problem}; use 1, or model.overrides.sliding_window={sequence_length}")
+
+
+def attend_over(model: nn.Module, method: str, ring: Ring) -> None:
+    """Let the attention of a model go over the parts of sequences that the ranks of a ring hold.
+
+    `transformers` looks its function up at every call, so that a recomputation finds it too.
+    """
+    AttentionInterface.register(_OVER_PARTS, _attention_over_parts)
+    for module in model.modules():
+        if hasattr(module, "is_causal"):  # what every attention of the interface says of itself
+            module.attend = ContextAttention(method=method, ring=ring)  # type: ignore[assignment]
+    model.set_attn_implementation(_OVER_PARTS)  # type: ignore[operator]  # of PreTrainedModel
+
+
+def _attention_over_parts(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Return the output of this rank's queries, of shape (B, S, H, K), as `transformers` wants it.
+
+    Raises:
+        ConfigError: the model asks for weights of attention that nobody computes over parts.
+    """
+    whole = query.size(2) * module.attend.ring.size
+    window = others.get("sliding_window")
+    asked = [name for name in _WEIGHED_OTHERWISE if others.get(name) is not None]
+    if attention_mask is not None:
+        asked.append("attention_mask")
+    if window is not None and window < whole:
+        asked.append("sliding_window")
+    if asked:
+        problem = f"{type(module).__name__} weighs tokens by {', '.join(asked)}, which no part knows"
+        raise ConfigError("mesh.cp", f"{problem}; use 1, or a class such as LlamaConfig")
+    output = module.attend(
+        query,
+        key,
+        value,
+        dropout_p=dropout,
+        is_causal=getattr(module, "is_causal", True) if is_causal is None else is_causal,
+        scale=scaling,
+    )
+    return output.transpose(1, 2).contiguous(), None
 
 
 def positions(config: PretrainedConfig) -> int | None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.models.parts.attention import SelfAttention
+from harness.models.parts.context_attention import PaddedParts
 from harness.models.parts.feed_forward import FeedForward
 from harness.models.parts.initialisation import initialise
 from harness.models.parts.transformer_block import TransformerBlock
@@ -29,6 +30,9 @@ class ViT(nn.Module):
         n_classes: logits.
     """
 
+    parts: PaddedParts | None = None
+    """Says which tokens are this rank's, where ranks share them."""
+
     def __init__(self, spec: TransformerSpec, *, patches: nn.Conv2d, n_patches: int, n_classes: int) -> None:
         super().__init__()
         self.patches = patches
@@ -45,10 +49,12 @@ class ViT(nn.Module):
         patches_BDYX = self.patches(images_BCYX.to(self.patches.weight.dtype))
         x_BTD = patches_BDYX.flatten(2).transpose(1, 2)
         x_BTD = torch.cat((self.class_token.expand(x_BTD.size(0), -1, -1), x_BTD), dim=1)
-        x_BTD = self.dropout(x_BTD + self.position.weight)
+        x_BTD = x_BTD + self.position.weight
+        x_BTD = self.dropout(x_BTD if self.parts is None else self.parts.own(x_BTD))
         for layer in self.layers:
             x_BTD = layer(x_BTD)
-        logits: Tensor = self.head(self.norm(x_BTD[:, 0]))
+        first_BD = x_BTD[:, 0] if self.parts is None else self.parts.first(x_BTD)
+        logits: Tensor = self.head(self.norm(first_BD))
         return logits
 
 

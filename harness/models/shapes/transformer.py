@@ -6,9 +6,7 @@ FLOPs are those of a token's forward, counted as `ModelSpec.flops_per_sample` sa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
+from typing import TYPE_CHECKING, ClassVar
 
 from harness.errors import ConfigError
 from harness.models.base import (
@@ -16,8 +14,16 @@ from harness.models.base import (
     LanguageModelSpec,
     ModelSpec,
     require_divides,
+    require_even_heads,
     require_parts,
+    token_part,
 )
+from harness.models.parts import context_attention
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from harness.models.parts.context_attention import Ring
 
 _SPLIT_BY_ROW = ("wo", "down")
 
@@ -79,6 +85,10 @@ class TransformerSpec(ModelSpec):
             fqn: "row" if fqn.endswith(_SPLIT_BY_ROW) else "column" for fqn in (*attention, *feed_forward)
         }
 
+    def attend_over_parts(self, model: nn.Module, method: str, ring: Ring) -> None:
+        """Tell every attention of the model."""
+        context_attention.attend_over(model, method, ring)
+
     def tensor_parallel_sizes(self) -> dict[str, int]:
         """Return the heads and the hidden width."""
         return {"model.n_heads": self.n_heads, "model.hidden_width": self.hidden_width}
@@ -121,20 +131,11 @@ class DecoderSpec(TransformerSpec, LanguageModelSpec):
     def check_context(self, *, sequence_length: int, cp: int, cp_method: str, tp: int) -> None:
         """Refuse lengths, and for `ulysses` heads, that ranks cannot share evenly."""
         require_parts("sequence_length", sequence_length, "mesh.cp", cp, "mesh.cp=1")
-        for where, size in self.tensor_parallel_sizes().items():
-            if cp_method == "ulysses" and where.endswith("heads") and size % (cp * tp):
-                problem = f"must divide {where}, {size}, with mesh.cp_method=ulysses"
-                on = f" on each of {tp} ranks of mesh.tp" if tp > 1 else ""
-                raise ConfigError("mesh.cp", f"{problem}{on}, got {cp}; use mesh.cp_method=gather or ring")
+        require_even_heads(self.tensor_parallel_sizes(), cp=cp, cp_method=cp_method, tp=tp)
 
     def sequence_part(self, batch: Batch, part: int, parts: int) -> Batch:
         """Return a part of tokens and targets, with the positions of its tokens, of shape (S,)."""
-        (tokens_BS,), targets_BS = batch.inputs, batch.targets
-        length = tokens_BS.size(1) // parts
-        own = slice(part * length, (part + 1) * length)
-        positions_S = torch.arange(own.start, own.stop, device=tokens_BS.device)
-        tokens, targets = (each[:, own].contiguous() for each in (tokens_BS, targets_BS))
-        return Batch(inputs=(tokens, positions_S), targets=targets)
+        return token_part(batch, part, parts)
 
     def _sequence_plan(self) -> dict[str, str]:
         """Return the styles of modules between the linears that tensor parallelism splits."""

@@ -101,8 +101,8 @@ _NO_PLAN = "has no plan for it; use false"
             id="parts in stages",
         ),
         pytest.param(
-            "mesh=cp2 model=vit_nano",
-            "mesh.cp: model 'vit_nano' has no attention over parts of a sequence, got 2; use 1, or "
+            "mesh=cp2 model=mlp",
+            "mesh.cp: model 'mlp' has no attention over parts of a sequence, got 2; use 1, or "
             "model=llama_nano, for example",
             id="patches that nobody cuts",
         ),

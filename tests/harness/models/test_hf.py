@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from harness.errors import ConfigError
 from harness.models import Batch, LanguageModelSpec, ModelSpec
-from harness.models.parts.huggingface import make_config
+from harness.models.parts.context_attention import ContextAttention, Ring
+from harness.models.parts.huggingface import _attention_over_parts, make_config
 
 MakeSpec = Callable[..., ModelSpec]
 
@@ -392,6 +394,55 @@ def test_check_refuses(make_spec: MakeSpec, changes: dict[str, Any], tp: int, me
     with pytest.raises(ConfigError) as refusal:
         make_spec("hf", **(LLAMA | changes)).check(sequence_length=16, tp=tp)
     assert str(refusal.value) == message
+
+
+_LLAMA_INSTEAD = "use 1, or a class such as LlamaConfig"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        pytest.param(
+            {"config_class": "BertConfig", "head": "masked"},
+            "mesh.cp: needs a causal head, and that of BertConfig is 'masked'; use 1",
+            id="a head that sees later tokens",
+        ),
+        pytest.param(
+            {"config_class": "BloomConfig"},
+            "mesh.cp: BloomForCausalLM calls no attention of transformers' interface that parts could take "
+            f"over; {_LLAMA_INSTEAD}",
+            id="attention of its own",
+        ),
+        pytest.param(
+            {"config_class": "MistralConfig", "overrides": {"sliding_window": 8}},
+            "mesh.cp: needs attention over the whole sequence, and that of MistralConfig sees 8 tokens; use "
+            "1, or model.overrides.sliding_window=16",
+            id="a window shorter than the sequence",
+        ),
+        pytest.param(
+            {"config_class": "Lfm2Config", "overrides": {"layer_types": ["conv", "full_attention"]}},
+            "mesh.cp: Lfm2Config has layers of conv, which mix tokens without full attention; "
+            f"{_LLAMA_INSTEAD}",
+            id="layers that mix tokens otherwise",
+        ),
+    ],
+)
+def test_parts_of_sequences_are_refused(make_spec: MakeSpec, changes: dict[str, Any], message: str) -> None:
+    spec = make_spec("hf", **({"layers_fqn": "model.layers", "n_heads": 4} | changes))
+    with pytest.raises(ConfigError) as refusal:
+        spec.check_context(sequence_length=16, cp=2, cp_method="gather", tp=1)
+    assert str(refusal.value) == message
+
+
+def test_attention_over_parts_refuses_weights_that_no_part_knows() -> None:
+    module = nn.Module()
+    module.attend = ContextAttention(method="gather", ring=Ring(None, 2, 0))  # type: ignore[assignment,arg-type]
+    heads = torch.zeros(1, 2, 4, 8)
+    with pytest.raises(ConfigError) as refusal:
+        _attention_over_parts(module, heads, heads, heads, None, softcap=30.0, sliding_window=4)
+    assert str(refusal.value) == (
+        f"mesh.cp: Module weighs tokens by softcap, sliding_window, which no part knows; {_LLAMA_INSTEAD}"
+    )
 
 
 def test_a_missing_transformers_names_the_extra(make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
