@@ -279,7 +279,8 @@ def test_parts_are_neutral_and_equal_the_dense_model(
                     ("selective_op", {}),
                     ("nested", {}),
                     ("offload", {}),
-                    *([] if method == "ring" else [("budget", _PLANNED)]),
+                    # the peak of so small a classifier lies in the optimizer, which no plan lowers
+                    *([] if method == "ring" else [("budget", _PLANNED if model != "vit" else {})]),
                 ]
             ),
         ]
