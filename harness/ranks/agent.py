@@ -136,6 +136,7 @@ class Agent:
             deaths=tuple(live.deaths),
             halt=found,
             waiting=tuple(live.waiting),
+            places=tuple(live.places),
         )
 
     def close(self) -> None:

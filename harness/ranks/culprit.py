@@ -15,9 +15,11 @@ failed within a fraction of a second of one another, do their clocks decide.
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from harness.ranks.node_report import Death, Halt, NodeReport
@@ -47,7 +49,12 @@ _COMMUNICATION_MESSAGES = (
     "NCCL communicator",
     "NCCL error",
 )
+_MOST_PLACES = 4
 _INNERMOST_FRAMES = 3
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_IN_ENGINE = "in _engine_run_backward"
+_COLLECTIVES = ("/torch/distributed/", "/torch/_library/autograd.py")
+"""Where torch waits for others: functional collectives are operators with a formula in Python."""
 
 _SIGNALS = {"terminated": signal.SIGTERM, "time_limit": signal.SIGUSR2}
 """How schedulers announce a halt, not to the agent alone but to all processes."""
@@ -194,11 +201,31 @@ def is_waiting(stack: str) -> bool:
     Args:
         stack: what `faulthandler` wrote of all threads; the main thread is the last, innermost frame first.
     """
+    frames = _main_frames(stack)
+    in_engine = any(line.endswith(_IN_ENGINE) for line in frames[:1])
+    in_collective = any(place in line for line in frames[:_INNERMOST_FRAMES] for place in _COLLECTIVES)
+    return in_engine or in_collective
+
+
+def place_of(stack: str) -> str:
+    """Return where the main thread is: the innermost function that is not torch's; empty if nobody knows.
+
+    Args:
+        stack: as of `is_waiting`.
+    """
+    frames = _main_frames(stack)
+    own = next((found for line in frames if "/torch/" not in line and (found := _FRAME.match(line))), None)
+    if own is None:
+        return ""
+    path, line, function = own.groups()
+    where = f"{function} ({Path(path).name}, line {line})"
+    return f"{where} of backward" if any(each.endswith(_IN_ENGINE) for each in frames) else where
+
+
+def _main_frames(stack: str) -> list[str]:
+    """Return the frames of the main thread, the innermost first."""
     _, found, main = stack.rpartition("(most recent call first):")
-    frames = [line for line in main.splitlines() if line.startswith("  File ")]
-    in_engine = any(line.endswith("in _engine_run_backward") for line in frames[:1])
-    in_collective = any("/torch/distributed/" in line for line in frames[:_INNERMOST_FRAMES])
-    return bool(found) and (in_engine or in_collective)
+    return [line for line in main.splitlines() if found and line.startswith("  File ")]
 
 
 def _causes(trial: _Trial) -> Iterator[_Cause]:
@@ -270,7 +297,15 @@ def _timeout(over: Halt, trial: _Trial) -> Outcome:
         message = (
             f"{over.message}; rank {rank} is in phase {report.phase}{steps}, silent for {silence_s:.1f} s"
         )
+    places = [place for _, node in sorted(trial.nodes.items()) for place in node.places]
+    message = "; ".join([message, *(places[:_MOST_PLACES] if _all_wait(trial) else [])])
     return Outcome(status="timeout", error=_error("timeout", message, rank, trial))
+
+
+def _all_wait(trial: _Trial) -> bool:
+    """Return whether every rank waits for others: they began other collectives, or in another order."""
+    waiting = {rank for node in trial.nodes.values() for rank in node.waiting}
+    return len(trial.ranks) > 1 and waiting == set(trial.ranks)
 
 
 def _progress(rank: int, trial: _Trial) -> tuple[bool, int, int, float, int]:

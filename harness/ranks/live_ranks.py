@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from harness.ranks.culprit import is_waiting
+from harness.ranks.culprit import is_waiting, place_of
 from harness.ranks.forkserver import ForkServer, ForkServerError
 from harness.ranks.node_report import NO_RESULT, Death, Halt
 from harness.ranks.rank_report import RankReport, log_path, read_reports
@@ -46,12 +46,14 @@ class LiveRanks:
     Attributes:
         deaths: deaths so far, in order of time.
         waiting: ranks that were in a collective when the halt came.
+        places: where ranks were then, a phrase for each that said so.
         ended_s: time at which the ranks had ended or the halt came, in seconds of `time.time`.
     """
 
     def __init__(self, server: ForkServer, trial_dir: Path, world_size: int) -> None:
         self.deaths: list[Death] = []
         self.waiting: list[int] = []
+        self.places: list[str] = []
         self.ended_s = time.time()
         self._server = server
         self._trial_dir = trial_dir
@@ -105,7 +107,7 @@ class LiveRanks:
             self._await_all(_GRACE_S)  # a rank that lost its peer may still report it
         self.ended_s = time.time()
         if halt.kind != "terminated":
-            self.waiting = self._find_waiting()
+            self._ask_for_stacks()
         self._end()
 
     def _has_result(self, rank: int) -> bool:
@@ -117,13 +119,14 @@ class LiveRanks:
         reports = read_reports(self._trial_dir)
         return {rank: report for rank, report in reports.items() if rank < self._world_size}
 
-    def _find_waiting(self) -> list[int]:
-        """Return the ranks that wait in a collective, by the stacks that they write to their logs now."""
+    def _ask_for_stacks(self) -> None:
+        """Learn which ranks wait in a collective, and where each is, by the stacks that they write now."""
         self._signal_all(STACK_SIGNAL)
         self._await_all(_GRACE_S, ended=True)  # one that has not installed its handler yet says nothing
-        return sorted(
-            rank for rank in self._live.values() if is_waiting(_read_end(log_path(self._trial_dir, rank)))
-        )
+        stacks = {rank: _read_end(log_path(self._trial_dir, rank)) for rank in sorted(self._live.values())}
+        self.waiting = [rank for rank, stack in stacks.items() if is_waiting(stack)]
+        places = {rank: place_of(stack) for rank, stack in stacks.items()}
+        self.places = [f"rank {rank} is in {place}" for rank, place in places.items() if place]
 
     def _end(self) -> None:
         for number, patience_s in ((signal.SIGTERM, _TERMINATE_S), (signal.SIGKILL, _KILL_S)):

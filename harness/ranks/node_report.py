@@ -76,6 +76,7 @@ class NodeReport:
         deaths: deaths of its ranks, in order of time.
         halt: halt that ended ranks which had not failed; `None` if they ended by themselves or one failed.
         waiting: ranks that were in a collective at the halt.
+        places: where its ranks were at the halt, a phrase for each that said so.
     """
 
     node_rank: int
@@ -84,6 +85,7 @@ class NodeReport:
     deaths: tuple[Death, ...] = ()
     halt: Halt | None = None
     waiting: tuple[int, ...] = ()
+    places: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, value: object) -> Self:

@@ -146,7 +146,7 @@ def experiment(
     """Return one case; `options` are the AC variant's, `sharding` and `chunk_options` those of the others."""
     options = {**_ASKED.get(variant, {}), **(options or {})}
     spec = {**MODELS, **OF_TRANSFORMERS, **OF_SAMPLES}[model]
-    is_named = variant in {"none", "file"} or "module_classes" in options
+    is_named = variant in {"none", "file", "python"} or "module_classes" in options
     layers = {} if is_named else {"layers_fqn": spec.layers_fqn}
     return Experiment(
         model=spec if model in OF_TRANSFORMERS else replace(spec, dropout=dropout),
@@ -219,6 +219,20 @@ def _once(link: Link, compare: Callable[[], Parity | None]) -> Parity | None:
     if key not in _against_dense:
         _against_dense[key] = compare()
     return _against_dense[key]
+
+
+@contextmanager
+def forgotten() -> Iterator[None]:
+    """Let cases inside the scope take no step from cases before it, and leave none to those after it."""
+    before = dict(_steps), dict(_against_dense)
+    _steps.clear()
+    _against_dense.clear()
+    try:
+        yield
+    finally:
+        for known, old in zip((_steps, _against_dense), before, strict=True):
+            known.clear()
+            known.update(old)  # type: ignore[arg-type]  # each with its own
 
 
 def sharding_plan(case: Experiment, sample: Batch) -> ShardPlan | None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -15,15 +13,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from harness.experiment.experiment import Experiment
-from harness.models.base import Batch
 from harness.models.llama import LlamaSpec
 from harness.models.parts import context_attention
 from harness.models.parts.context_attention import METHODS, ContextAttention, Ring
 from harness.predict.prediction import step_of
 from harness.records.measured import StepBytes
 from harness.records.parity_result import Parity
-from harness.trial import assemble
 from harness.trial.batches import batches
 from harness.trial.parallel import split_context
 from tests.parity import cases
@@ -319,66 +314,3 @@ def _require_neutral(found: list[Parity]) -> None:
         assert parity.chain[-1].compared is not None
         assert parity.chain[-1].compared.baseline == "the dense model"
         assert parity.chain[-1].outputs.max_rel < 1e-5
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UncutPositions(LlamaSpec):
-    """Each part of a sequence begins at position 0."""
-
-    def sequence_part(self, batch: Batch, part: int, parts: int) -> Batch:
-        cut = LlamaSpec.sequence_part(self, batch, part, parts)
-        tokens, positions = cut.inputs
-        return replace(cut, inputs=(tokens, positions - positions[0]))
-
-
-@contextmanager
-def _stale_keys() -> Iterator[None]:
-    with mock.patch.object(context_attention, "_passed_on", lambda _ring, tensor: tensor.clone()):
-        yield
-
-
-@contextmanager
-def _unreduced() -> Iterator[None]:
-    with mock.patch.object(assemble, "distribute", lambda model, *_: model):
-        yield
-
-
-_MISTAKES: dict[str, Callable[[], Any]] = {"stale": _stale_keys, "unreduced": _unreduced}
-
-
-def _with_mistake(rank: int, case: Experiment, mistake: str) -> Parity:
-    before = dict(cases._steps), dict(cases._against_dense)
-    cases._steps.clear()
-    cases._against_dense.clear()
-    try:
-        with _MISTAKES[mistake]():
-            return cases.parity(rank, case)
-    finally:
-        cases._steps.update(before[0])
-        cases._against_dense.clear()
-        cases._against_dense.update(before[1])
-
-
-def test_positions_that_are_not_cut_differ_from_the_dense_model(pool2: RankPool) -> None:
-    case = cases.experiment(model="llama", mesh=cases.MESHES["cp2_gather"])
-    fields = {field.name: getattr(case.model, field.name) for field in dataclasses.fields(LlamaSpec)}
-    found = pool2.run(cases.parity, replace(case, model=UncutPositions(**fields)))
-    for parity in found:
-        assert (parity.first, parity.level) == (None, "bitwise")  # variant and twin are one
-        assert any("against the dense model" in sentence for sentence in parity.differences())
-
-
-@pytest.mark.parametrize(
-    ("mistake", "says"),
-    [
-        pytest.param("stale", "parity: output 'outputs' differs first", id="keys that are not passed on"),
-        pytest.param("unreduced", "parity: gradient of", id="gradients of the own part"),
-    ],
-)
-def test_a_mistake_that_the_twin_makes_too_differs_from_the_dense_model(
-    pool2: RankPool, mistake: str, says: str
-) -> None:
-    case = cases.experiment(model="llama", mesh=cases.MESHES["cp2_ring"])
-    for parity in pool2.run(_with_mistake, case, mistake)[1:]:  # the first part reads no other
-        assert parity.first is None
-        assert next(iter(parity.differences())).startswith(says)

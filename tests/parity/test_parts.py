@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,15 +41,6 @@ _COLLECTIVES = [
     pytest.param("selective_op with comm", 19, 18, {}, id="collectives saved"),
     pytest.param("offload", 19, 18, {}, id="offload", marks=_MATRIX),
 ]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NormsOfParts(LlamaSpec):
-    """A plan that forgets the norms: each rank has their gradients of its own part."""
-
-    def split_plan(self, *, sp: bool, loss_parallel: bool) -> dict[str, str]:
-        plan = LlamaSpec.split_plan(self, sp=sp, loss_parallel=loss_parallel)
-        return {name: style for name, style in plan.items() if not name.endswith("attention_norm")}
 
 
 @pytest.mark.parametrize(("variant", "forward", "backward", "repeated"), _COLLECTIVES)
@@ -104,13 +95,3 @@ def test_parts_are_neutral_and_equal_the_dense_model(
 def test_parts_under_fsdp(pool4: RankPool) -> None:
     case = cases.experiment(model="llama", mesh=cases.MESHES["shard2_sp_tp2"], parity_steps=2)
     assert pool4.run(cases.prove, case) == [[]] * 4
-
-
-def test_a_norm_that_keeps_the_gradient_of_its_part_differs_from_the_dense_model(pool2: RankPool) -> None:
-    case = cases.experiment(model="llama", mesh=cases.MESHES["sp_tp2"])
-    names = [field.name for field in dataclasses.fields(LlamaSpec)]
-    fields = {name: getattr(case.model, name) for name in names}
-    for parity in pool2.run(cases.parity, replace(case, model=NormsOfParts(**fields))):
-        assert parity.first is None  # variant and twin are one
-        (sentence,) = parity.differences()
-        assert sentence.startswith("parity: gradient of 'layers.1.attention_norm.weight' differs first")

@@ -307,7 +307,8 @@ def _attention_over_parts(
     Raises:
         ConfigError: the model asks for weights of attention that nobody computes over parts.
     """
-    whole = query.size(2) * module.attend.ring.size
+    attend: Any = module.attend
+    whole = query.size(2) * attend.ring.size
     window = others.get("sliding_window")
     asked = [name for name in _WEIGHED_OTHERWISE if others.get(name) is not None]
     if attention_mask is not None:
@@ -317,7 +318,7 @@ def _attention_over_parts(
     if asked:
         problem = f"{type(module).__name__} weighs tokens by {', '.join(asked)}, which no part knows"
         raise ConfigError("mesh.cp", f"{problem}; use 1, or a class such as LlamaConfig")
-    output = module.attend(
+    output = attend(
         query,
         key,
         value,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from harness.ranks.culprit import (
     is_communication,
     is_out_of_memory,
     is_waiting,
+    place_of,
 )
 from harness.ranks.node_report import Death, Halt, NodeReport
 from harness.ranks.rank_report import RankReport
@@ -559,6 +561,12 @@ Current thread 0x00007e (most recent call first):
   File "/venv/torch/distributed/c10d_logger.py", line 83 in wrapper
   File "/project/model.py", line 3 in forward
 """
+_IN_FUNCTIONAL_COLLECTIVE = """Current thread 0x00007e (most recent call first):
+  File "/venv/torch/_ops.py", line 882 in redispatch
+  File "/venv/torch/_library/autograd.py", line 41 in forward_no_grad
+  File "/project/model.py", line 7 in forward
+  File "/venv/torch/autograd/graph.py", line 865 in _engine_run_backward
+"""
 _ASLEEP = """Thread 0x00007f (most recent call first):
   File "/venv/torch/distributed/distributed_c10d.py", line 2972 in all_reduce
 
@@ -583,6 +591,7 @@ _IN_BACKWARD_OF_THE_MODEL = """Current thread 0x00007e (most recent call first):
     ("stack", "expected"),
     [
         pytest.param(_WAITING, True, id="in a collective"),
+        pytest.param(_IN_FUNCTIONAL_COLLECTIVE, True, id="in a collective that is an operator"),
         pytest.param(_IN_ENGINE, True, id="in the autograd engine, where DDP waits"),
         pytest.param(_IN_BACKWARD_OF_THE_MODEL, False, id="in a backward of the model"),
         pytest.param(_ASLEEP, False, id="in the model, though another thread communicates"),
@@ -594,3 +603,31 @@ _IN_BACKWARD_OF_THE_MODEL = """Current thread 0x00007e (most recent call first):
 )
 def test_a_stack_tells_who_waits(stack: str, expected: bool) -> None:
     assert is_waiting(stack) is expected
+
+
+@pytest.mark.parametrize(
+    ("stack", "place"),
+    [
+        pytest.param(_WAITING, "forward (model.py, line 3)", id="in forward"),
+        pytest.param(_IN_FUNCTIONAL_COLLECTIVE, "forward (model.py, line 7) of backward", id="recomputing"),
+        pytest.param(_IN_ENGINE, "", id="in torch alone"),
+        pytest.param("", "", id="nothing"),
+    ],
+)
+def test_a_stack_tells_where_a_rank_is(stack: str, place: str) -> None:
+    assert place_of(stack) == place
+
+
+@pytest.mark.parametrize(
+    ("waiting", "says"),
+    [
+        pytest.param((0, 1), "; rank 0 is in f; rank 1 is in g", id="all, who began other collectives"),
+        pytest.param((0,), "", id="one, for the other"),
+    ],
+)
+def test_ranks_that_all_wait_say_where(waiting: tuple[int, ...], says: str) -> None:
+    places = "rank 0 is in f", "rank 1 is in g"
+    node = replace(_node(0, halt=_DEADLINE, waiting=waiting), places=places)
+    outcome = _decide_nodes([_running(0), _running(1)], [node], ranks=2)
+    assert outcome.error is not None
+    assert outcome.error.message.endswith(f"silent for 100.0 s{says}")

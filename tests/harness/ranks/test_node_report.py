@@ -18,6 +18,7 @@ def _report(node_rank: int, halt: Halt | None = None) -> NodeReport:
         deaths=(Death(rank=1, code=-9, time=1.5), Death(rank=0, code=-15, time=2.0, ended=True)),
         halt=halt,
         waiting=(0,),
+        places=("rank 0 is in forward (model.py, line 3)",),
     )
 
 

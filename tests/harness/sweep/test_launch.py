@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -102,6 +103,25 @@ def test_memory_that_runs_out_while_building_is_out_of_memory(faulty: Trial) -> 
     record = faulty("runs_out_of_memory_when_made")
     assert record.error is not None
     assert (record.status, record.error.kind, record.error.phase) == ("oom", "OutOfMemoryError", "build")
+
+
+@pytest.mark.matrix
+def test_ranks_that_wait_for_one_another_end_with_where_each_is(
+    tmp_path: Path, standing_agent: Agent
+) -> None:
+    model = (
+        "model=llama_nano mesh=cp2 mesh.device=cpu ac=python ac.factory=tests.gallery.meshes:asks_once_more"
+    )
+    point = point_of(f"{model} data=synthetic protocol=smoke protocol.deadline_s=20")
+    run = Run(outputs_dir=str(tmp_path), name="order")
+    (record,) = run_sweep([point], run, OFF, agent=standing_agent).records
+    assert record.error is not None
+    assert (record.status, record.error.phase) == ("timeout", "instrument")
+    assert re.search(
+        r"; rank 0 is in forward \(context_attention.py, line \d+\) of backward"
+        r"; rank 1 is in _one_more \(meshes.py, line \d+\) of backward;",
+        record.error.message,
+    )
 
 
 def test_a_rank_that_hangs_is_ended_at_the_deadline_and_named(faulty: Trial) -> None:

@@ -1,0 +1,159 @@
+"""Defects of meshes: each is silent in a run, and the proof names the rank and what differs first."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from harness.models.base import Batch
+from harness.models.llama import LlamaSpec
+from harness.models.parts import context_attention
+from harness.records.parity_result import Parity
+from harness.trial import assemble
+from tests.gallery import meshes
+from tests.parity import cases
+from tests.rank_pool import RankPool
+
+_PAGE = Path(__file__).parents[2] / "docs" / "gallery" / "meshes.md"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UncutPositions(LlamaSpec):
+    """Each part of a sequence begins at position 0."""
+
+    def sequence_part(self, batch: Batch, part: int, parts: int) -> Batch:
+        cut = LlamaSpec.sequence_part(self, batch, part, parts)
+        tokens, positions = cut.inputs
+        return dataclasses.replace(cut, inputs=(tokens, positions - positions[0]))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NormsOfParts(LlamaSpec):
+    """A plan that forgets the norms: each rank has their gradients of its own part."""
+
+    def split_plan(self, *, sp: bool, loss_parallel: bool) -> dict[str, str]:
+        plan = LlamaSpec.split_plan(self, sp=sp, loss_parallel=loss_parallel)
+        return {name: style for name, style in plan.items() if not name.endswith("attention_norm")}
+
+
+@contextmanager
+def _stale_keys() -> Iterator[None]:
+    with mock.patch.object(context_attention, "_passed_on", lambda _ring, tensor: tensor.clone()):
+        yield
+
+
+@contextmanager
+def _stale_keys_in_backward() -> Iterator[None]:
+    backward = context_attention._RingAttention.backward
+
+    def stale(ctx: Any, gradient: torch.Tensor) -> Any:
+        with _stale_keys():
+            return backward(ctx, gradient)
+
+    with mock.patch.object(context_attention._RingAttention, "backward", staticmethod(stale)):
+        yield
+
+
+@contextmanager
+def _unreduced() -> Iterator[None]:
+    with mock.patch.object(assemble, "distribute", lambda model, *_: model):
+        yield
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Defect:
+    """A mistake on a mesh.
+
+    Fields:
+        title: as the page has it.
+        mesh: one of `cases.MESHES`.
+        says: begin of the first difference, and words in it.
+        factory: function of `ac=python` that makes it in recomputation; empty where others make it.
+        family: model that makes it.
+        around: makes a scope in which the code makes it.
+    """
+
+    title: str
+    mesh: str
+    says: tuple[str, str]
+    factory: str = ""
+    family: type[LlamaSpec] = LlamaSpec
+    around: Callable[[], Any] = nullcontext
+
+
+_DENSE = "against the dense model"
+DEFECTS: Mapping[str, Defect] = {
+    "uncut": Defect(
+        title="Every part of a sequence begins at position 0",
+        mesh="cp2_gather",
+        family=UncutPositions,
+        says=("parity: output", _DENSE),
+    ),
+    "stale": Defect(
+        title="A ring attends to its own keys at every turn",
+        mesh="cp2_ring",
+        around=_stale_keys,
+        says=("parity: output", _DENSE),
+    ),
+    "stale_backward": Defect(
+        title="A ring's backward reads the keys of the last turn",
+        mesh="cp2_ring",
+        around=_stale_keys_in_backward,
+        says=("parity: gradient of", _DENSE),
+    ),
+    "unreduced": Defect(
+        title="Each rank keeps the gradients of its own part",
+        mesh="cp2_ring",
+        around=_unreduced,
+        says=("parity: gradient of", _DENSE),
+    ),
+    "partial": Defect(
+        title="A sum that no rank has added up is read as a whole gradient",
+        mesh="sp_tp2",
+        family=NormsOfParts,
+        says=("parity: gradient of 'layers.1.attention_norm.weight'", _DENSE),
+    ),
+    "order": Defect(
+        title="One rank's recomputation begins its collectives in another order",
+        mesh="cp2_gather",
+        factory=f"{meshes.__name__}:gathers_values_first",
+        says=("parity: gradient of", "layers.1."),
+    ),
+}
+
+
+def _parity(rank: int, name: str) -> Parity:
+    defect = DEFECTS[name]
+    variant = ("python", {"factory": defect.factory}) if defect.factory else ("full", {})
+    case = cases.experiment(
+        model="llama", mesh=cases.MESHES[defect.mesh], variant=variant[0], options=variant[1]
+    )
+    fields = {field.name: getattr(case.model, field.name) for field in dataclasses.fields(LlamaSpec)}
+    case = dataclasses.replace(case, model=defect.family(**fields))
+    with cases.forgotten(), defect.around():
+        return cases.parity(rank, case)
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_defect_of_a_mesh_is_named(pool2: RankPool, name: str) -> None:
+    defect = DEFECTS[name]
+    found = pool2.run(_parity, name)
+    # what forward makes wrong is wrong in the twin too
+    assert all(parity.first is None for parity in found) is not bool(defect.factory)
+    # the first part reads no other, so that rank 0 may have fewer differences
+    first = next(iter(found[-1].differences()))
+    assert first.startswith(defect.says[0])
+    assert defect.says[1] in first
+
+
+def test_the_page_has_every_defect() -> None:
+    page = _PAGE.read_text("utf-8")
+    assert [defect.title for defect in DEFECTS.values() if defect.title not in page] == []
