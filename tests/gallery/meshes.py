@@ -1,4 +1,4 @@
-"""Recomputation that goes wrong on one rank of a mesh, as functions of `ac=python`."""
+"""Models and checkpointing, as functions of `ac=python`, that go wrong on one rank of a mesh."""
 
 from __future__ import annotations
 
@@ -14,6 +14,35 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from harness.models.parts.context_attention import METHODS, Operands, Ring, Weighing, _Gathered
+from tests.gallery.parts import WIDTH, Blocks, Dense
+
+
+class Placed(Dense):
+    """A block with a table of positions of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = torch.sin(torch.arange(12 * WIDTH).view(12, WIDTH))
+
+    def forward(self, x: Tensor) -> Any:
+        """Return `(B, WIDTH)`."""
+        return (self.linear(x) * self.positions[: len(x)]).tanh()
+
+
+class CutsPositions(Blocks):
+    """The model of rank 1 of 2, which cuts the table around its forward, as for a part of the sequence."""
+
+    def __init__(self) -> None:
+        super().__init__(Placed())
+
+    def forward(self, x: Tensor) -> Any:
+        """Return the squared output of the head."""
+        table = self.blocks[0].positions
+        whole = table.clone()
+        table[:6] = whole[6:]
+        y = super().forward(x)
+        table.copy_(whole)
+        return y
 
 
 def gathers_values_first(model: nn.Module) -> None:

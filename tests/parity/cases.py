@@ -224,15 +224,8 @@ def _once(link: Link, compare: Callable[[], Parity | None]) -> Parity | None:
 @contextmanager
 def forgotten() -> Iterator[None]:
     """Let cases inside the scope take no step from cases before it, and leave none to those after it."""
-    before = dict(_steps), dict(_against_dense)
-    _steps.clear()
-    _against_dense.clear()
-    try:
+    with mock.patch.dict(_steps, clear=True), mock.patch.dict(_against_dense, clear=True):
         yield
-    finally:
-        for known, old in zip((_steps, _against_dense), before, strict=True):
-            known.clear()
-            known.update(old)  # type: ignore[arg-type]  # each with its own
 
 
 def sharding_plan(case: Experiment, sample: Batch) -> ShardPlan | None:

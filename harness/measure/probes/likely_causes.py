@@ -185,7 +185,7 @@ CAUSES = (
         fits=lambda seen: seen.part == "hides_error" and seen.probe == _BETWEEN,
     ),
     LikelyCause(
-        numbers=(23, 68),
+        numbers=(23,),
         title="a tensor that backward needs is written before it, which checkpointing hides",
         advice="write it after backward, or read a copy, buffer.clone()",
         fits=lambda seen: seen.part == "hides_error" and seen.has_changed("buffer", "attribute"),
