@@ -255,21 +255,30 @@ def test_parts_are_neutral_and_equal_the_dense_model(
     )  # fmt: skip
 
 
+_USUAL = [("gather", "hf_llama", "full"), ("ring", "vit", "full"), ("ulysses", "vit", "full")]
+
+
 @pytest.mark.parametrize(
     ("method", "model", "variant", "options"),
     [
-        pytest.param(method, model, variant, options, id=f"{method}, {model}, {variant}", marks=marks)
+        pytest.param(
+            method,
+            model,
+            variant,
+            options,
+            id=f"{method}, {model}, {variant}",
+            marks=() if (method, model, variant) in _USUAL else _MATRIX,
+        )
         for method in METHODS
-        for model, variant, options, marks in [
-            ("vit", "full", {}, ()),
-            ("hf_llama", "full", {}, ()),
-            ("hf_gpt2", "selective_op", {}, () if method == "gather" else _MATRIX),
-            ("hf_qwen3", "nested", {}, _MATRIX),
+        for model, variant, options in [
+            ("hf_gpt2", "selective_op", {}),
+            ("hf_qwen3", "nested", {}),
             *(
-                (model, variant, options, _MATRIX)
+                (model, variant, options)
                 for model in ("vit", "hf_llama")
                 for variant, options in [
                     ("none", {}),
+                    ("full", {}),
                     ("selective_layer", {"ac_freq": 2}),
                     ("selective_op", {}),
                     ("nested", {}),
