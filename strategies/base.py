@@ -127,8 +127,12 @@ class Observation:
                 for name, first in self.plan.items()
             }
         return Observation(
-            named=self.named,
-            never_fired=tuple(name for name in self.never_fired if name in other.never_fired),
+            named=tuple(dict.fromkeys((*self.named, *other.named))),
+            never_fired=tuple(
+                name
+                for name in dict.fromkeys((*self.never_fired, *other.never_fired))
+                if all(name in each.never_fired or name not in each.named for each in (self, other))
+            ),
             offloaded_bytes=self.offloaded_bytes + other.offloaded_bytes,
             chunks=self.chunks + other.chunks,
             plan=plan,

@@ -24,9 +24,11 @@ from harness.models.base import ModelSpec
 from harness.records.later_options import without_later
 from strategies import (
     Strategy,
+    StrategyError,
     Tolerance,
     ac_variants,
     chunk_variants,
+    eager_variants,
     shard_variants,
 )
 
@@ -63,6 +65,8 @@ class Recipe:
         sequence_length: tokens a sequence; only language models use it.
         microbatches: forwards and backwards of a step, each with as many of its samples; their gradients
             accumulate to those of the whole batch.
+        stage_ac: AC of each stage of a pipeline, by name: that of `ac` with its options, others as they are
+            by default; empty: `ac` on all stages.
     """
 
     wrap_order: str = "inside_fsdp"
@@ -76,6 +80,7 @@ class Recipe:
     batch_size: int = 8
     sequence_length: int = 128
     microbatches: int = 1
+    stage_ac: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse words that are no option, and numbers out of range."""
@@ -136,6 +141,8 @@ class Experiment(Recipe):
         self._require_reduced_gradients()
         if self.mesh.pp > 1:
             self._require_stages()
+        if self.stage_ac:
+            self._require_ac_of_stages()
         self._require_ranks_to_shard_over()
         self._require_whole_forwards()
         self._require_one_budget()
@@ -218,7 +225,20 @@ class Experiment(Recipe):
 
     def plain(self) -> Experiment:
         """Return this experiment with the same sharding, without recomputation and chunks."""
-        return dataclasses.replace(self, ac=ac_variants["none"](), chunk=chunk_variants["none"]())
+        return dataclasses.replace(
+            self, ac=ac_variants["none"](), chunk=chunk_variants["none"](), stage_ac=()
+        )
+
+    def at_stage(self, index: int) -> Experiment:
+        """Return this experiment with the AC that a stage has on all of them."""
+        if not self.stage_ac:
+            return self
+        name, ac = self.stage_ac[index], self.ac
+        if name != name_of(ac):
+            variant = ac_variants[name]
+            names_blocks = "layers_fqn" in {field.name for field in dataclasses.fields(variant)}
+            ac = variant(**({"layers_fqn": self.model.layers_fqn} if names_blocks else {}))
+        return dataclasses.replace(self, ac=ac, stage_ac=())
 
     def on_whole_sequences(self) -> Experiment:
         """Return this experiment on a mesh whose ranks hold whole sequences."""
@@ -421,6 +441,29 @@ class Experiment(Recipe):
         if mesh.splits_backward:
             self._require_splittable_backward()
         self._require_ordered_microbatches()
+
+    def _require_ac_of_stages(self) -> None:
+        """Refuse a list that is not one variant a stage, each of which could stand on all stages."""
+        own, count = name_of(self.ac), len(self.stage_ac)
+        if count != self.mesh.stages or self.mesh.pp == 1:
+            stages = f"{self.mesh.stages} stages" if self.mesh.pp > 1 else "no stages, which mesh=pp2 has"
+            raise ConfigError("stage_ac", f"must name one variant a stage, got {count}; there are {stages}")
+        for name in dict.fromkeys(self.stage_ac):
+            if name not in eager_variants:
+                raise ConfigError("stage_ac", f"must be of {', '.join(eager_variants)}, got {name!r}")
+        if own == "none" or own not in self.stage_ac:
+            problem = f"must have ac={own} on a stage" if own != "none" else "has no effect with ac=none"
+            raise ConfigError(
+                "stage_ac", f"{problem}, got {', '.join(self.stage_ac)}; use ac=full, for example"
+            )
+        for index, name in enumerate(self.stage_ac):
+            try:
+                planner = self.at_stage(index).ac.step_planner
+            except StrategyError as error:
+                raise ConfigError("stage_ac", f"{name} needs options of its own: {error}") from error
+            if planner is not None:
+                problem = f"{name} plans the step of all stages"
+                raise ConfigError("stage_ac", f"{problem}; use ac={name} alone, or other variants")
 
     def _require_splittable_backward(self) -> None:
         """Refuse regions that a backward in two parts asks twice, and gradients that nobody would add up."""

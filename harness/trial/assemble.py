@@ -191,7 +191,7 @@ def assemble(
     key = f"{alike(experiment)}, dense" if is_dense else alike(experiment)
     made = [
         _made(
-            experiment,
+            experiment.at_stage(stage.index),
             replace(plain, model=stage.model, units=stage.units),
             sample if passed_on is None or not stage.index else replace(sample, inputs=(passed_on,)),
             devices=devices,
@@ -251,11 +251,13 @@ class _Made:
 
     Fields:
         model: the outermost module.
+        ac: the variant that is on it.
         site: a region around the call of the model, where there is one.
         blocks, checkpointed, has_loss: as of `Assembled`.
     """
 
     model: nn.Module
+    ac: Strategy
     site: CallSite | None
     blocks: Mapping[str, nn.Module]
     checkpointed: Mapping[str, nn.Module]
@@ -311,6 +313,7 @@ def _made(
     is_of_blocks = not chosen or "" in chosen
     return _Made(
         model=model,
+        ac=ac,
         site=ac.call_site(model) if experiment.wrap_order == "call_site" else None,
         blocks=blocks,
         checkpointed=blocks if is_of_blocks else {fqn: submodule(model, fqn) for fqn in chosen},
@@ -330,7 +333,7 @@ def _observe(experiment: Experiment, made: Sequence[_Made], sharding: ShardPlan 
 
 def _observe_one(experiment: Experiment, made: _Made) -> Observation:
     """Return what both observed on one model or stage."""
-    of_ac = experiment.ac.observe(made.model) if made.site is None else made.site.observe()
+    of_ac = made.ac.observe(made.model) if made.site is None else made.site.observe()
     of_chunk = experiment.chunk.observe(made.model)
     plans = {**(of_chunk.plan or {}), **(of_ac.plan or {})}  # a plan of both is that of AC
     return replace(

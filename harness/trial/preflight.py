@@ -139,7 +139,8 @@ class Preflight:
         variant = experiment.ac, is_call_site, Training.of(experiment), batch
         self._once(deadline_s, "check_variant", model, *variant)
         if mesh.pp > 1:
-            self._once(deadline_s, "check_stages", model, experiment.ac, mesh, batch)
+            acs = tuple(experiment.at_stage(index).ac for index in range(mesh.stages))
+            self._once(deadline_s, "check_stages", model, acs, mesh, batch)
         if mesh.tp > 1:
             self._once(deadline_s, "check_tensor_parallel_plan", model, mesh.tp, batch)
         if experiment.is_sharded:

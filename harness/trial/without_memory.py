@@ -6,6 +6,8 @@ and end it where there is no GPU, as on the login node of a cluster. Ranks plan 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
@@ -82,12 +84,12 @@ def _require_trainable(model: ModelSpec, built: nn.Module, training: Training) -
         require_shardable(built, units, training.fsdp, use_orig_params=training.use_orig_params)
 
 
-def check_stages(model: ModelSpec, ac: Strategy, mesh: Mesh, batch: tuple[int, int]) -> None:
+def check_stages(model: ModelSpec, acs: Sequence[Strategy], mesh: Mesh, batch: tuple[int, int]) -> None:
     """Refuse a model that cannot be cut into the stages of a mesh, and an AC variant that does not fit one.
 
     Args:
         model: model of the trial.
-        ac: the variant.
+        acs: the variant of each stage.
         mesh: has stages.
         batch: samples of a micro-batch on one rank, and tokens of each.
 
@@ -113,7 +115,7 @@ def check_stages(model: ModelSpec, ac: Strategy, mesh: Mesh, batch: tuple[int, i
         except (DataDependentOutputException, DynamicOutputShapeException):
             return  # ranks have the data that forward asks for
         between = cut.between(plain, planned_for)
-        for index in range(mesh.stages):
+        for index, ac in enumerate(acs):
             ac.apply(cut.stage(plain, index).model, (between,) if index else sample.inputs)
 
 

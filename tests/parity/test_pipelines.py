@@ -138,3 +138,21 @@ def test_models_that_were_not_written_to_be_cut(
         assert not cases.differences(parity)
         (dense,) = parity.chain
         assert (parity.level, dense.level) == ("bitwise", "bitwise")
+
+
+BY_STAGE = [
+    ("1f1b", ("nested", "selective_op")),
+    ("gpipe", ("none", "full")),
+    ("zero_bubble", ("full", "none", "offload", "nested")),
+    ("zbv", ("selective_op", "full", "none", "selective_op")),
+]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("schedule", "stages"), BY_STAGE)
+def test_each_stage_may_have_its_own_variant(pool2: RankPool, schedule: str, stages: tuple[str, ...]) -> None:
+    own = next(name for name in stages if name != "none")
+    for parity in pool2.run(cases.parity, _case(schedule, own, stage_ac=stages, dropout=0.1)):
+        assert not cases.differences(parity)
+        (dense,) = parity.chain
+        assert (parity.level, dense.level) == ("bitwise", "bitwise")

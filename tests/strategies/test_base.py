@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from strategies.base import PlannedStep, Strategy, StrategyError
+from strategies.base import Observation, PlannedStep, Strategy, StrategyError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,3 +47,24 @@ def test_a_strategy_stands_around_no_call_unless_it_says_so() -> None:
     with pytest.raises(StrategyError) as refused:
         _STRATEGY.call_site(_MODEL)
     assert str(refused.value) == "wrap_order: call_site does not suit _Alone; use inside_fsdp"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "named", "never_fired"),
+    [
+        pytest.param((("a",), ("a",)), (("a",), ()), ("a",), (), id="fired in the second stage"),
+        pytest.param((("a",), ("a",)), (("a",), ("a",)), ("a",), ("a",), id="fired in none"),
+        pytest.param(
+            ((), ()), (("a", "b"), ("b",)), ("a", "b"), ("b",), id="named in the second stage alone"
+        ),
+    ],
+)
+def test_stages_show_together_what_each_of_them_names(
+    first: tuple[tuple[str, ...], tuple[str, ...]],
+    second: tuple[tuple[str, ...], tuple[str, ...]],
+    named: tuple[str, ...],
+    never_fired: tuple[str, ...],
+) -> None:
+    one, two = (Observation(named=each, never_fired=never) for each, never in (first, second))
+    found = one.joined(two)
+    assert (found.named, found.never_fired) == (named, never_fired)

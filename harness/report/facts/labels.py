@@ -73,7 +73,9 @@ def variant_name(experiment: ExperimentFields) -> str:
         for group, name in chosen.items()
         if group != "ac" and name not in ("none", _UNKNOWN)
     ]
-    return " + ".join([chosen["ac"], *others])
+    by_stage = experiment.get("stage_ac")
+    ac = "/".join(map(str, by_stage)) if isinstance(by_stage, list) and by_stage else chosen["ac"]
+    return " + ".join([ac, *others])
 
 
 def point_label(experiment: ExperimentFields) -> str:

@@ -45,7 +45,7 @@ CHOICES = [
 TOP_LEVEL = (
     "ac, batch_size, chunk, compile, compile_order, compile_scope, data, dtype, hardware, judge, learning_rate, mesh, "
     "microbatches, model, name, optimizer, outputs_dir, protocol, rerun, seed, sequence_length, shard, show, skip_predicted_oom, solve, "
-    "strict, sweep, tracker, wrap_order"
+    "stage_ac, strict, sweep, tracker, wrap_order"
 )
 _LLAMA = "model=hf model.config_class=LlamaConfig"
 FULL = "early_stop, layers_fqn, module_classes, offload, preserve_rng_state, rewind, split_backward, use_reentrant"
@@ -183,6 +183,7 @@ def test_the_main_file_has_every_other_field() -> None:
         "seed",
         "batch_size",
         "microbatches",
+        "stage_ac",
     }
     run = {field.name for field in dataclasses.fields(Run)}
     assert set(config) == {"defaults", "hydra", "sequence_length", "show", "solve", *recipe, *run}

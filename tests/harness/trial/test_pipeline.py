@@ -88,9 +88,12 @@ class _Told(Watcher):
 
 def pipelined(variant: str, schedule: str, **recipe: Any) -> Experiment:
     variant, _, mode = variant.partition(" ")
+    variant, *others = variant.split("/")  # one of each stage
+    stages = {"stage_ac": (variant, *others)} if others else {}
     case = cases.experiment(
         model="llama", mesh=Mesh(pp=2, pp_schedule=schedule, **recipe), variant=variant, batch_size=8,
         sequence_length=16, microbatches=4, options={"split_backward": mode} if mode else None,
+        **stages,
     )  # fmt: skip
     return replace(case, model=replace(case.model, n_layers=8, max_positions=64))  # type: ignore[call-arg]
 
@@ -150,6 +153,8 @@ MEASURED = [
     # variant | schedule | bytes that a forward leaves | highest activations | block forwards by asker
     ("none", "gpipe", (285_696, 306_320), (1_159_184, 1_241_672), [(16, 0, 0)] * 2),
     ("full", "gpipe", (40_704, 61_328), (245_520, 307_400), [(16, 16, 0)] * 2),
+    # each rank as it is where both stages have its variant
+    ("full/none", "gpipe", (40_704, 306_320), (245_520, 1_241_672), [(16, 16, 0), (16, 0, 0)]),
     ("none", "1f1b", (285_696, 306_320), (591_888, 322_724), [(16, 0, 0)] * 2),
     ("full", "1f1b", (40_704, 61_328), (168_208, 123_428), [(16, 16, 0)] * 2),
     # the first stage takes its backward as a whole, which counts as its weight part

@@ -30,6 +30,8 @@ GROUPS = "groups are: matmul, conv, attention, comm, max, topk; an operator is w
 GPT_CLASSES = "CausalSelfAttention, Dropout, Embedding, FeedForward, GPTBlock, LayerNorm, Linear, ModuleList"
 USER = "tests.harness.user_models"
 
+_PP2 = "mesh=pp2 microbatches=4 model=llama_nano"
+
 
 @pytest.mark.parametrize(
     ("line", "message"),
@@ -183,6 +185,21 @@ def test_refuses_operators_that_cannot_be_saved(line: str, message: str) -> None
             "mesh=pp4 model=llama_nano mesh.pp_schedule=zero_bubble mesh.pp_stages_per_rank=1 batch_size=9 "
             "microbatches=9": "microbatches: must be a multiple of the 2 rounds that zero_bubble makes of them "
             "over 4 ranks, got 9; use a multiple of 4",
+            f"{_PP2} ac=full stage_ac=[full]": "stage_ac: must name one variant a stage, got 1; there are 2 "
+            "stages",
+            "ac=full stage_ac=[full,none]": "stage_ac: must name one variant a stage, got 2; there are no stages, "
+            "which mesh=pp2 has",
+            f"{_PP2} ac=full stage_ac=[full,python]": "stage_ac: must be of budget, full, nested, none, offload, "
+            "selective_layer, selective_op, torch_remat, got 'python'",
+            f"{_PP2} ac=full stage_ac=[none,none]": "stage_ac: must have ac=full on a stage, got none, none; use "
+            "ac=full, for example",
+            f"{_PP2} stage_ac=[full,none]": "stage_ac: has no effect with ac=none, got full, none; use ac=full, "
+            "for example",
+            f"{_PP2} ac=full stage_ac=[full,budget]": "stage_ac: budget needs options of its own: ac: give exactly "
+            "one of ac.budget_gib, ac.fraction, ac.plan_file, got none of them",
+            f"{_PP2} mesh.pp_schedule=zbv ac=full stage_ac=[full,torch_remat,none,none]": "ac: torch_remat does "
+            "not suit zbv, whose two parts of a backward ask it twice: it recomputes a region once; use "
+            "mesh.pp_split_backward=false or mesh.pp_schedule=1f1b, or ac=full",
             "mesh=pp2 microbatches=3 model=llama_nano": "microbatches: must divide the 8 samples of a step, "
             "got 3; make batch_size a multiple of 3",
             "mesh=pp2 microbatches=4 model=llama_nano wrap_order=call_site ac=full": "wrap_order: mesh.pp=2 "
