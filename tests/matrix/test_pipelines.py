@@ -17,7 +17,7 @@ from tests.rank_pool import RankPool
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "zbv")
 VARIANTS = ("none", "full", "selective_layer", "selective_op", "nested", "offload")
-MESHES = {
+MESHES: dict[str, dict[str, Any]] = {
     "pp2": {"pp": 2},
     "pp4": {"pp": 4},
     "shard2_pp2": {"pp": 2, "dp_shard": 2},

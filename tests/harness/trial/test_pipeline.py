@@ -89,7 +89,7 @@ class _Told(Watcher):
 def pipelined(variant: str, schedule: str, **recipe: Any) -> Experiment:
     variant, _, mode = variant.partition(" ")
     variant, *others = variant.split("/")  # one of each stage
-    stages = {"stage_ac": (variant, *others)} if others else {}
+    stages: dict[str, Any] = {"stage_ac": (variant, *others)} if others else {}
     case = cases.experiment(
         model="llama", mesh=Mesh(pp=2, pp_schedule=schedule, **recipe), variant=variant, batch_size=8,
         sequence_length=16, microbatches=4, options={"split_backward": mode} if mode else None,

@@ -51,6 +51,7 @@ def cell(shown: Record, column: str) -> str:
     ("shown", "column", "expected"),
     [
         pytest.param(record(), "variant", "full", id="variant"),
+        pytest.param(record(experiment(stage_ac=["full", "none"])), "variant", "full/none", id="one a stage"),
         pytest.param(
             record(experiment(chunk={"name": "minimum"})), "variant", "full + chunk minimum", id="and chunk"
         ),
