@@ -12,6 +12,7 @@ PARTS = {
     "head_loss": "chunked losses of others beside chunk=budget",
     "shipped": "what libraries switch on, next to ours",
     "split_backward": "torch's checkpoint beside ours where backward comes in two parts",
+    "published": "numbers that others have published, next to ours, each byte named",
     "figure": "a figure of what the first part has written",
 }
 
