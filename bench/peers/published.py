@@ -27,11 +27,10 @@ from bench.chunking.head_loss import ByHand, HeadLoss
 from bench.output import parser, publish
 from bench.peers.split_backward import Block, Stage, Watch, step, variants
 from bench.table import table_of
-from bench.trials import experiments
-from harness.predict.prediction import predict
 from strategies.chunk.planning.chunk_plan import ChunkPlanner
 
 _BF16, _FP32, _INT64 = 2, 4, 8
+_WIDTH = 1024  # of Qwen3-0.6B
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,58 +95,66 @@ def split_backward() -> Iterator[Published]:
 
 
 def offloaded_inputs() -> Iterator[Published]:
-    """Yield C2: what is freed where inputs of layers wait on the host."""
-    layers, tokens, width = 8, 8192, 1024
-    sizes = f"{{hidden_size: {width}, num_hidden_layers: {layers}, intermediate_size: 3072, "
-    sizes += "num_attention_heads: 16, num_key_value_heads: 8, head_dim: 128, vocab_size: 1024}"
-    words = (
-        *("model=hf", "model.config_class=Qwen3Config", f"model.overrides={sizes}", "dtype=bf16", "ac=full"),
-        *("data=synthetic", "batch_size=1", f"sequence_length={tokens}", "mesh.device=cpu", "optimizer=sgd"),
-    )
-    points = experiments([words, [*words, "ac.offload=true"]])
-    kept, moved = (predict(each).memory for each in points)
-    assert kept is not None
-    assert moved is not None
-    inputs = layers * tokens * width
+    """Yield C2: the inputs of layers, which offloading moves to the host."""
+    layers, tokens = 8, 8192
+    alive, parts = _of_qwen3(layers, tokens, "layers")
     yield Published(
         row="C2",
         source="transformers#48444",
-        setting="Qwen3, 8 layers, 1,024 wide, 8,192 tokens",
-        quantity="bytes freed after forward by offloading inputs of layers",
-        theirs="194.1 to 66.1 MB, 128.0 freed (bf16)",
-        theirs_number=inputs * _BF16,
-        ours=kept.saved_bytes - moved.saved_bytes,
-        parts={"inputs of layers": inputs * _BF16, "position ids, once": tokens * _INT64},
-        remark=f"the peak of the step is {kept.peak_bytes:,} and then {moved.peak_bytes:,}",
+        setting="Qwen3 without head, 8 layers, 1,024 wide, 8,192 tokens, bf16",
+        quantity="bytes alive after forward, layers checkpointed",
+        theirs="offloading inputs of layers frees 128.0 of 194.1 MB",
+        theirs_number=layers * tokens * _WIDTH * _BF16,
+        ours=alive,
+        parts=parts,
+        remark="theirs is the first part, and the rest of theirs includes weights",
     )
 
 
 def wrapped_children() -> Iterator[Published]:
     """Yield C6: what is saved where children of layers are checkpointed in place of layers."""
-    layers, tokens, width = 28, 131_072, 1024
-    config = transformers.Qwen3Config(
-        hidden_size=width, num_hidden_layers=layers, intermediate_size=3072, num_attention_heads=16,
-        num_key_value_heads=8, head_dim=128, vocab_size=1024, max_position_embeddings=tokens, use_cache=False,
-    )  # fmt: skip
-    stream = tokens * width * _BF16
-    for what, count in (("children", 4), ("layers", 1)):
+    for what in ("children", "layers"):
         is_theirs = what == "children"
+        alive, parts = _of_qwen3(28, 131_072, what)
         yield Published(
             row="C6",
             source="accelerate#4172",
             setting="Qwen3-0.6B without head, 131,072 tokens, bf16",
             quantity=f"bytes alive after forward, {what} checkpointed",
             theirs="29 of 40.8 GB between children of layers" if is_theirs else "nothing between children",
-            ours=alive_bytes(partial(_qwen3, config, what), tokens),
-            parts={
-                f"{count} inputs of each layer": layers * count * stream,
-                "last layer and output": 2 * stream,
-                "final norm, in fp32": tokens * width * _FP32 + tokens * _FP32,
-                "rotations": 2 * tokens * 128 * _BF16,
-                "position ids": tokens * _INT64,
-            },
+            ours=alive,
+            parts=parts,
             remark="theirs is read to two digits: four inputs of 28 layers are 28 GiB" if is_theirs else "",
         )
+
+
+def _of_qwen3(layers: int, tokens: int, what: str) -> tuple[int, dict[str, int]]:
+    """Return the bytes alive after forward of Qwen3, and what they are.
+
+    Args:
+        layers, tokens: sizes.
+        what: `layers` or `children` of layers are checkpointed.
+    """
+    head_dim, inputs = 128, 4 if what == "children" else 1
+    config = transformers.Qwen3Config(
+        hidden_size=_WIDTH,
+        num_hidden_layers=layers,
+        intermediate_size=3 * _WIDTH,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=head_dim,
+        vocab_size=_WIDTH,
+        max_position_embeddings=tokens,
+        use_cache=False,
+    )
+    stream = tokens * _WIDTH * _BF16
+    return alive_bytes(partial(_qwen3, config, what), tokens), {
+        f"inputs of layers, {inputs} each": layers * inputs * stream,
+        "last layer and output": 2 * stream,
+        "final norm, in fp32": tokens * _WIDTH * _FP32 + tokens * _FP32,
+        "rotations": 2 * tokens * head_dim * _BF16,
+        "position ids": tokens * _INT64,
+    }
 
 
 def chunked_loss() -> Iterator[Published]:

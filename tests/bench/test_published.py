@@ -9,7 +9,7 @@ import pytest
 from bench.peers import published
 
 
-@pytest.mark.parametrize("row", ["C1", "C11", "C15"])
+@pytest.mark.parametrize("row", ["C1", "C2", "C11", "C15"])
 def test_every_byte_has_a_name(row: str) -> None:
     found = list(published.ROWS[row]())
     assert found
