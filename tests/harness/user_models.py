@@ -259,6 +259,12 @@ def kills_itself() -> nn.Module:
     return Stack(_on_last_rank(lambda: os.kill(os.getpid(), signal.SIGKILL)))
 
 
+def kills_itself_in_training() -> nn.Module:
+    """A model whose forward works where nobody trains it, as where stages of it are tried."""
+    killed = _on_last_rank(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    return Stack(lambda block: killed(block) if torch.is_grad_enabled() else None)
+
+
 def segfaults() -> nn.Module:
     return Stack(_on_last_rank(_segfault))
 

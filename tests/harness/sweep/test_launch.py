@@ -105,6 +105,20 @@ def test_memory_that_runs_out_while_building_is_out_of_memory(faulty: Trial) -> 
     assert (record.status, record.error.kind, record.error.phase) == ("oom", "OutOfMemoryError", "build")
 
 
+def test_a_rank_that_dies_in_a_schedule_is_named_and_the_others_end(
+    tmp_path: Path, standing_agent: Agent
+) -> None:
+    model = f"model=python model.factory=tests.harness.user_models:kills_itself_in_training {SMALL}"
+    point = point_of(f"{model} model.pp_split=[layers] mesh=pp2 mesh.device=cpu batch_size=4 microbatches=4")
+    run = Run(outputs_dir=str(tmp_path), name="schedule")
+    (record,) = run_sweep([point], run, OFF, agent=standing_agent).records
+    assert record.error is not None
+    assert (record.status, record.error.kind, record.error.rank, record.error.phase) == (
+        "failed", "SIGKILL", 1, "instrument",
+    )  # fmt: skip
+    assert record.error.log == "rank1.log"
+
+
 @pytest.mark.matrix
 def test_ranks_that_wait_for_one_another_end_with_where_each_is(
     tmp_path: Path, standing_agent: Agent
