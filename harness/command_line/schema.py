@@ -33,6 +33,7 @@ from harness.report.wandb.publisher import Tracker
 from harness.sweep.launch import Run
 from harness.trial.preflight import blocks_of
 from strategies import StrategyError, ac_variants, chunk_variants, shard_variants
+from strategies.ac import selective_op
 
 if TYPE_CHECKING:
     from strategies.regions.block_search import FoundBlocks  # which needs torch
@@ -60,6 +61,7 @@ _WORDS = {
     "tuple": "a list",
     "dict": "a mapping",
     "None": "null",
+    "Any": "a word or a list",
 }
 
 
@@ -130,8 +132,9 @@ def materialise(fields: Mapping[str, Any], search: Search = searched_here) -> Ex
         StrategyError: the same, found by a strategy.
 
     Where `model.layers_fqn` is null, the blocks are looked for, and all options that refer to it follow.
+    Where `ac.save_ops` is null, the mesh decides what is kept.
     """
-    fields = _with_blocks(fields, search)
+    fields = _with_saved_dispatch(_with_blocks(fields, search))
     model: ModelSpec = _choose("model", "family", families(), fields["model"])
     scalars = {field.name: fields[field.name] for field in dataclasses.fields(Recipe) if field.name in fields}
     if scalars.get("dtype", "") is None:
@@ -144,6 +147,15 @@ def materialise(fields: Mapping[str, Any], search: Search = searched_here) -> Ex
         protocol=_construct("protocol", Protocol, fields["protocol"]),
         **_typed("", Recipe, scalars),
     )
+
+
+def _with_saved_dispatch(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `fields` in which selective AC keeps where tokens go, if it is not told what to keep."""
+    ac, mesh = fields["ac"], fields["mesh"]
+    is_open = isinstance(ac, Mapping) and ac.get("save_ops", ()) is None
+    if not is_open or not isinstance(mesh, Mapping) or mesh.get("ep") in {None, 1}:
+        return fields
+    return {**fields, "ac": {**ac, "save_ops": list(selective_op.DISPATCHING)}}
 
 
 def words_of_found(fields: Mapping[str, Any], search: Search = searched_here) -> str | None:

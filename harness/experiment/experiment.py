@@ -240,9 +240,9 @@ class Experiment(Recipe):
             ac = variant(**({"layers_fqn": self.model.layers_fqn} if names_blocks else {}))
         return dataclasses.replace(self, ac=ac, stage_ac=())
 
-    def on_whole_sequences(self) -> Experiment:
-        """Return this experiment on a mesh whose ranks hold whole sequences."""
-        return dataclasses.replace(self, mesh=self.mesh.without_context())
+    def dense(self) -> Experiment:
+        """Return this experiment on a mesh whose ranks hold whole sequences and all experts."""
+        return dataclasses.replace(self, mesh=self.mesh.dense())
 
     def uncompiled(self) -> Experiment:
         """Return this experiment with nothing compiled."""
@@ -372,11 +372,19 @@ class Experiment(Recipe):
     def _require_parts(self) -> None:
         """Refuse parts of sequences and logits that the model, its length or another option does not suit."""
         mesh = self.mesh
-        options = {"sp": mesh.sp, "loss_parallel": mesh.loss_parallel, "cp": mesh.cp > 1}
+        options = {
+            "sp": mesh.sp,
+            "loss_parallel": mesh.loss_parallel,
+            "cp": mesh.cp > 1,
+            "ep": mesh.ep > 1,
+        }
         option = next((f"mesh.{name}" for name, is_asked in options.items() if is_asked), None)
         if option is None:
             return
         length = self.sequence_length
+        if mesh.ep > 1:
+            self.model.check_experts(mesh.ep)
+            self._require_eager_dispatch()
         if mesh.cp > 1:
             self._require_context()
             self.model.check_context(sequence_length=length, cp=mesh.cp, cp_method=mesh.cp_method, tp=mesh.tp)
@@ -496,6 +504,15 @@ class Experiment(Recipe):
                 f"must be a multiple of the {rounds} rounds that {schedule} makes of them over {pp} ranks"
             )
             raise ConfigError("microbatches", f"{problem}, got {count}; use a multiple of {pp}")
+
+    def _require_eager_dispatch(self) -> None:
+        """Refuse what plans operators whose sizes depend on where tokens go."""
+        if name_of(self.chunk) != "none":
+            problem = f"must be none for mesh.ep={self.mesh.ep}, which exchanges tokens between operators"
+            raise ConfigError("chunk", f"{problem}, got {name_of(self.chunk)}")
+        if self.ac.step_planner is not None:
+            problem = f"{name_of(self.ac)} plans sizes of one step, and those of experts change with each"
+            raise ConfigError("ac", f"{problem}; use ac=full or selective_op, or mesh.ep=1")
 
     def _require_context(self) -> None:
         """Refuse what plans a step of whole sequences, or of the rank whose part has the least to read."""

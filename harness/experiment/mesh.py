@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
@@ -11,8 +12,8 @@ from harness.records.later_options import without_later
 
 CP_METHODS = ("gather", "ring", "ulysses")
 SHARDING_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
-SIZES = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
-"""Options that say how many ranks there are, and make the name of a mesh."""
+SIZES = ("dp_replicate", "dp_shard", "tp", "cp", "ep", "pp")
+"""Options that say how ranks are arranged, and make the name of a mesh."""
 
 _HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 _FSDP_OPTIONS = ("fsdp", "reshard_after_forward", "cpu_offload", "use_orig_params", "sharding_strategy")
@@ -54,6 +55,10 @@ class Mesh:
         cp_method: `gather`: each rank gathers all keys and values. `ring`: they are passed on from rank to
             rank (arXiv:2310.01889). `ulysses`: ranks exchange parts of the sequence for heads
             (arXiv:2309.14509).
+        ep: ranks that share the experts of each mixture, and send tokens to them and back (Lepikhin et al.
+            2020, arXiv:2006.16668). They are ranks of `dp_shard x cp`, and no others.
+        ep_capacity: tokens that an expert takes from each rank, as a multiple of an equal share; choices
+            beyond are dropped. `None` drops none.
         sp: ranks of `tp` hold the residual in parts of the sequence between those linears (Korthikanti et al.
             2022, arXiv:2205.05198).
         loss_parallel: ranks of `tp` hold logits in parts of the vocabulary, and the loss is computed on them.
@@ -82,6 +87,8 @@ class Mesh:
     tp: int = 1
     cp: int = 1
     cp_method: str = "gather"
+    ep: int = 1
+    ep_capacity: float | None = None
     sp: bool = False
     loss_parallel: bool = False
     pp: int = 1
@@ -112,6 +119,7 @@ class Mesh:
             raise ConfigError("mesh.nodes", problem)
         self._require_meaning()
         self._require_pipeline()
+        self._require_experts()
         if self.fsdp == "fsdp1":
             self._require_fsdp1()
 
@@ -166,11 +174,14 @@ class Mesh:
         at = self.coordinate(rank)
         return (at.dp_replicate * self.dp_shard + at.dp_shard) * self.cp + at.cp
 
-    def without_context(self) -> Mesh:
-        """Return the mesh whose ranks hold whole sequences, without options that nothing would read there."""
+    def dense(self) -> Mesh:
+        """Return the mesh whose ranks hold whole sequences and all experts.
+
+        It has no options that nothing would read there.
+        """
         if self.cp == 1:
-            return self
-        unread = {"cp", "cp_method", "nodes"}
+            return replace(self, ep=1, ep_capacity=None)
+        unread = {"cp", "cp_method", "ep", "ep_capacity", "nodes"}
         if self.dp == 1:
             unread |= {"sync", *_FSDP_OPTIONS}
         defaults: dict[str, Any] = {each.name: each.default for each in fields(self) if each.name in unread}
@@ -184,8 +195,11 @@ class Mesh:
 
     @property
     def is_sharded(self) -> bool:
-        """True if FSDP wraps the model; replicas of a tensor-parallel model are FSDP shards of one."""
-        return self.dp_shard > 1 or (self.gradient_ranks > 1 and self.tp > 1)
+        """True if FSDP wraps the model; replicas of a tensor-parallel model are FSDP shards of one.
+
+        So are ranks that hold parts of sequences and experts of their own.
+        """
+        return self.dp_shard > 1 or (self.gradient_ranks > 1 and self.tp * self.ep > 1)
 
     @property
     def label(self) -> str:
@@ -195,11 +209,13 @@ class Mesh:
         elif self.dp_replicate > 1:
             data = [f"ddp{self.dp_replicate}"]
         else:
-            data = [f"shard{self.dp_shard}"] if self.dp_shard > 1 else []
+            are_one = self.dp_shard == self.ep and self.cp == 1  # ep2: shards are the ranks of experts
+            data = [f"shard{self.dp_shard}"] if self.dp_shard > 1 and not are_one else []
         stages = [f"pp{self.pp}"] if self.pp > 1 else []
         tensor = [f"{'sp_' if self.sp else ''}tp{self.tp}"] if self.tp > 1 else []
         context = [f"cp{self.cp}"] if self.cp > 1 else []
-        return "_".join(data + stages + context + tensor) or "single"
+        experts = [f"ep{self.ep}"] if self.ep > 1 else []
+        return "_".join(data + stages + context + experts + tensor) or "single"
 
     def asked(self) -> dict[str, Any]:
         """Return all options; one that came later only where it has another value than its default.
@@ -219,6 +235,8 @@ class Mesh:
             raise ConfigError(f"mesh.{unread}", f"needs mesh.tp above 1, got {self.label}; use mesh=tp2")
         if self.cp == 1 and self.cp_method != defaults["cp_method"]:
             raise ConfigError("mesh.cp_method", f"needs mesh.cp above 1, got {self.label}; use mesh=cp2")
+        if self.ep == 1 and self.ep_capacity is not None:
+            raise ConfigError("mesh.ep_capacity", f"needs mesh.ep above 1, got {self.label}; use mesh=ep2")
         changed = [name for name in _FSDP_OPTIONS if getattr(self, name) != defaults[name]]
         if changed and not self.is_sharded:
             raise ConfigError(
@@ -259,6 +277,32 @@ class Mesh:
                 "mesh.fsdp",
                 "fsdp1 does not compose with pp > 1: torch's stages know fsdp2 and DDP; use mesh.fsdp=fsdp2",
             )
+
+    def _require_experts(self) -> None:
+        """Refuse ranks that cannot share experts, and a capacity that is none."""
+        if self.ep == 1:
+            return
+        shards = self.dp_shard * self.cp
+        if shards % self.ep:
+            problem = f"must divide the {shards} ranks of mesh.dp_shard x mesh.cp, which share the experts"
+            raise ConfigError("mesh.ep", f"{problem}, got {self.ep}; use mesh.dp_shard={self.ep}")
+        if self.ep % self.cp:
+            problem = f"must be a multiple of mesh.cp, {self.cp}, whose ranks share experts too"
+            raise ConfigError("mesh.ep", f"{problem}, got {self.ep}")
+        for name in ("tp", "pp"):
+            if getattr(self, name) > 1:
+                problem = f"must be 1 for mesh.ep={self.ep}: experts are whole, and in one model"
+                raise ConfigError(f"mesh.{name}", f"{problem}, got {getattr(self, name)}; or use mesh.ep=1")
+        if self.fsdp == "fsdp1":
+            raise ConfigError("mesh.fsdp", "fsdp1 does not compose with ep > 1; use mesh.fsdp=fsdp2")
+        if self.ep_capacity is None:
+            return
+        if not 0 < self.ep_capacity < math.inf:  # NaN neither
+            problem = f"must be above 0, or null to drop no token, got {self.ep_capacity}"
+            raise ConfigError("mesh.ep_capacity", problem)
+        if self.cp > 1:
+            problem = f"must be null for mesh.cp={self.cp}, whose parts of a sequence would drop other tokens"
+            raise ConfigError("mesh.ep_capacity", f"{problem}, got {self.ep_capacity}; or use mesh.cp=1")
 
     def _require_options_of_its_fsdp(self, changed: Sequence[str]) -> None:
         """Refuse an option of one FSDP with the other; `changed` are those that have another value."""

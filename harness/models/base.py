@@ -295,6 +295,15 @@ class ModelSpec:
         problem = f"model {self.name!r} has no attention over parts of a sequence, got {cp}"
         raise ConfigError("mesh.cp", f"{problem}; use 1, or model=llama_nano, for example")
 
+    def check_experts(self, ep: int) -> None:
+        """Refuse to share experts among `ep` ranks where there are none, or not as many for each.
+
+        Raises:
+            ConfigError: naming the number.
+        """
+        problem = f"model {self.name!r} has no experts that ranks could share, got {ep}"
+        raise ConfigError("mesh.ep", f"{problem}; use 1, or model=moe_nano, for example")
+
     def sequence_part(self, batch: Batch, part: int, parts: int) -> Batch:
         """Return a batch with one part of each sequence, of as many, and with what says where it lies."""
         raise NotImplementedError

@@ -41,6 +41,11 @@ class MoESpec(RotaryDecoderSpec):
             problem = f"must be at most model.n_experts, {self.n_experts}, got {self.top_k}"
             raise ConfigError("model.top_k", problem)
 
+    def check_experts(self, ep: int) -> None:
+        """Refuse ranks that do not divide the experts."""
+        if self.n_experts % ep:
+            raise ConfigError("mesh.ep", f"must divide model.n_experts, {self.n_experts}, got {ep}")
+
     def build(self) -> nn.Module:
         """Return a `MoE`."""
         return decoder.MoE(self, n_experts=self.n_experts, top_k=self.top_k)

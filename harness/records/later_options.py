@@ -7,7 +7,15 @@ from typing import Any
 
 CAME_LATER: Mapping[str, Mapping[str, Any]] = {
     "": {"microbatches": 1, "stage_ac": []},
-    "mesh": {"sp": False, "loss_parallel": False, "sync": "each", "cp": 1, "cp_method": "gather"},
+    "mesh": {
+        "sp": False,
+        "loss_parallel": False,
+        "sync": "each",
+        "cp": 1,
+        "cp_method": "gather",
+        "ep": 1,
+        "ep_capacity": None,
+    },
     "protocol": {"probes": False},
     "ac": {"split_backward": "hold", "keep": [], "keep_last": 0, "least_bytes": 0, "registered": None},
 }

@@ -339,6 +339,24 @@ class StagesInFlight:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Routing:
+    """A router of experts that ranks share, over all steps of a trial.
+
+    Fields:
+        router: its FQN.
+        tokens: tokens of a forward on one rank.
+        margin: the least distance of a token's worst chosen score to its best other one; rounding of that
+            size changes the experts of a token. `None` where a token visits all experts.
+        changed_tokens: the most tokens that one recomputation has sent to other experts than forward.
+    """
+
+    router: str
+    tokens: int
+    margin: float | None = None
+    changed_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RankResult:
     """Everything that one rank reports about a trial that ended well.
 
@@ -350,6 +368,7 @@ class RankResult:
     memory: MeasuredMemory
     work: MeasuredWork
     pipeline: StagesInFlight | None = None
+    routing: tuple[Routing, ...] = ()
     observation: Observed = field(default_factory=Observed)
     baseline: MeasuredBaseline | None = None
     bound: MeasuredBound | None = None

@@ -15,6 +15,7 @@ from harness.records.measured import (
     MemoryNumbers,
     PeakBytes,
     RankResult,
+    Routing,
     StagesInFlight,
     StepFlops,
     UncountedOperator,
@@ -61,6 +62,26 @@ class RankPipeline(StagesInFlight):
 
     rank: int
     peak_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankRouting(Routing):
+    """A router on one rank.
+
+    Fields:
+        rank: number of the rank.
+    """
+
+    rank: int
+
+    @property
+    def flip(self) -> str | None:
+        """What a recomputation has done otherwise than forward, in words; `None` where nothing."""
+        if not self.changed_tokens:
+            return None
+        tokens = f"{self.changed_tokens} of {self.tokens} tokens"
+        where = f"recomputation of {self.router!r} on rank {self.rank}"
+        return f"{where} sends {tokens} to other experts than forward"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,12 +137,14 @@ class Work(MeasuredWork):
 
     Fields:
         named, never_fired: operators that the save list names; never fired means on no rank.
+        routing: routers of experts that ranks share, by rank; empty where ranks share none.
     """
 
     named: tuple[str, ...] = ()
     never_fired: tuple[str, ...] = ()
     offloaded_bytes: int = 0
     chunks: int = 0
+    routing: tuple[RankRouting, ...] = ()
     baseline: BaselineWork | None = None
 
 
@@ -210,6 +233,7 @@ def merge_work(ranks: Sequence[RankResult], *, is_plain: bool) -> Work:
         named=seen[0].named,
         never_fired=_in_all([each.never_fired for each in seen]),
         **_maxima(seen, ("offloaded_bytes", "chunks")),
+        routing=tuple(_rank_routing(rank.rank, each) for rank in ranks for each in rank.routing),
         baseline=_baseline_work(_baselines(ranks, is_plain=is_plain)),
     )
 
@@ -317,6 +341,10 @@ def _rank_pipeline(rank: RankResult) -> RankPipeline:
     assert rank.pipeline is not None, "all ranks have stages, or none"
     numbers = {field.name: getattr(rank.pipeline, field.name) for field in fields(StagesInFlight)}
     return RankPipeline(rank=rank.rank, peak_bytes=rank.memory.peak_bytes, **numbers)
+
+
+def _rank_routing(rank: int, routing: Routing) -> RankRouting:
+    return RankRouting(rank=rank, **{field.name: getattr(routing, field.name) for field in fields(Routing)})
 
 
 def _merge_allocators(allocators: Sequence[Allocator | None]) -> Allocator | None:

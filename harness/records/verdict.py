@@ -46,14 +46,15 @@ def verdict(
 
     Returns:
         `differs`: variant and twin are not equal, or a probe tells them apart, although the plain model
-            repeats itself; it outranks everything, a wrong result is no result.
+            repeats itself; or a recomputation sends tokens to other experts. It outranks everything, a wrong
+            result is no result.
         `unverified`: the plain model was seen not to repeat itself, there was nothing to compare with, or
             what was compared proves nothing; the first outranks `inert`, which chance may make of it.
         `inert`: the strategy is enabled and did nothing that it promises, whatever the random numbers: it
             freed nothing, neither of the saved bytes nor of the peak.
         `neutral`: equal in all parts.
     """
-    seen = _different(parity, probed)
+    seen = _flipped(work) or _different(parity, probed)
     if seen is not None:
         return seen
     if is_compiled and work is not None and not work.compiled_graphs:
@@ -72,6 +73,13 @@ def verdict(
 def _uncompiled(work: Work) -> str:
     reason = next(iter(work.graph_breaks), None)
     return "nothing was compiled" if reason is None else f"nothing was compiled: {reason}"
+
+
+def _flipped(work: Work | None) -> Verdict | None:
+    """Return what it means that a recomputation chose other experts, whatever that has done to gradients."""
+    flips = (each.flip for each in (() if work is None else work.routing))
+    flip = next(filter(None, flips), None)
+    return None if flip is None else Verdict(word="differs", reason=f"routing: {flip}")
 
 
 def _different(parity: Parity | None, probed: Probed | None) -> Verdict | None:

@@ -23,7 +23,14 @@ from harness.trial import checkpoint_errors, forward_errors
 from harness.trial.build import Build
 from harness.trial.compilation import Backend, alike, compile_model
 from harness.trial.optimizers import optimizer_of
-from harness.trial.parallel import distribute, loss_context, split_context, split_tensors, unreduced
+from harness.trial.parallel import (
+    distribute,
+    loss_context,
+    split_context,
+    split_experts,
+    split_tensors,
+    unreduced,
+)
 from harness.trial.pipeline import Pipeline
 from harness.trial.plain_model import PlainModel
 from harness.trial.planned_step import planned_step
@@ -161,14 +168,15 @@ def assemble(
         devices: the device mesh; `None` for one rank.
         sample: a batch of this rank, or a micro-batch of it: what the model is called with.
         build: what the models of the trial share; `None`: decided here, for this model alone.
-        is_dense: each rank of `tp` and `cp` computes the whole model, on whole sequences.
+        is_dense: each rank of `tp`, `cp` and `ep` computes the whole model, on whole sequences.
         inductor: options of Inductor that are set while the model is compiled.
 
     Raises:
         StrategyError: a strategy does not fit the model.
     """
+    split_mesh = experiment.mesh
     if is_dense:
-        experiment = experiment.on_whole_sequences()
+        experiment = experiment.dense()
     mesh = experiment.mesh
     build = build or Build.of(experiment, sample.inputs, device)
     backend = build.backends.of(experiment, inductor=inductor)
@@ -182,6 +190,7 @@ def assemble(
     if not is_dense:
         model = split_tensors(model, experiment, devices, build.sharding)
         model = split_context(model, experiment, devices)
+    model = split_experts(model, split_mesh, devices, build.routing, is_dense=is_dense)
 
     # cut, and from here on everything is done to each stage, with fewer blocks under their old names
     stages = [Stage(index=0, model=model, units=plain.units)]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from harness.experiment.experiment import Experiment
+from harness.measure.routing import RoutingLog
 from harness.trial.compilation import Backends
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.stages import Cut
@@ -24,12 +25,14 @@ class Build:
         backends: compile the models; those of one experiment share what is compiled.
         chunks: plans of chunks; models that are alike share one.
         cuts: how models are cut into stages, by their dtype.
+        routing: notes what the routers of all models do, where ranks share experts.
     """
 
     sharding: ShardPlan | None = None
     backends: Backends = field(default_factory=Backends)
     chunks: MutableMapping[str, Any] = field(default_factory=dict)
     cuts: MutableMapping[str, Cut] = field(default_factory=dict)
+    routing: RoutingLog = field(default_factory=RoutingLog)
 
     @classmethod
     def of(cls, experiment: Experiment, inputs: tuple[Any, ...], device: torch.device) -> Build:

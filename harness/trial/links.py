@@ -40,9 +40,9 @@ class Link:
         steps: optimizer steps to compare.
         tolerance: `None` where all bits must be equal.
         whole: compare gradients and parameters as wholes, which the two place differently.
-        is_dense: each rank of `tp`, `cp` and `pp` computes the whole baseline, on whole sequences, which no
-            tensor parallel plan splits and no pipeline cuts; nothing is dropped out, because a shard, a part
-            or a stage draws other random numbers than the whole.
+        is_dense: each rank of `tp`, `cp`, `ep` and `pp` computes the whole baseline, on whole sequences,
+            which no tensor parallel plan splits and no pipeline cuts; nothing is dropped out, because a
+            shard, a part or a stage draws other random numbers than the whole.
         inductor: options of `torch._inductor.config` that are set for both.
     """
 
@@ -79,7 +79,7 @@ class Link:
 def chain(experiment: Experiment) -> tuple[Link, ...]:
     """Return what is compared with what; the first link is the variant and its twin.
 
-    The last one, where the mesh has `tp`, `cp` or `pp`, is the same for all variants on it.
+    The last one, where the mesh has `tp`, `cp`, `ep` or `pp`, is the same for all variants on it.
     """
     if not experiment.is_compiled:
         return (*_to_the_mesh(experiment), *_to_the_dense_model(experiment))
@@ -138,12 +138,12 @@ def _to_the_twin(experiment: Experiment) -> Link:
 
 
 def _to_the_dense_model(experiment: Experiment) -> tuple[Link, ...]:
-    """Return the link to the model that nobody splits; none where ranks hold whole models and sequences.
+    """Return the link to the model that nobody splits; none where each rank computes with a whole model.
 
     Stages alone change no order in which anything is added: a pipeline is equal to the whole bit for bit.
     """
     mesh = experiment.mesh
-    if mesh.tp * mesh.cp * mesh.pp == 1:
+    if mesh.tp * mesh.cp * mesh.ep * mesh.pp == 1:
         return ()
     split = replace(_in_full_precision(experiment.plain()), shard=shard_variants["none"]())
     tolerance = None if mesh.world_size == mesh.pp else split.shard.step_tolerance

@@ -37,8 +37,11 @@ from torch.nn.parallel import DistributedDataParallel
 from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
 from harness.experiment.mesh import Coordinate, Mesh
+from harness.measure.routing import RoutingLog
 from harness.models.base import Batch, LossFunction
 from harness.models.parts.context_attention import Ring
+from harness.models.parts.expert_dispatch import ExpertDispatch
+from harness.models.parts.feed_forward import RoutedExperts
 from strategies.estimate.patched import replaced
 from strategies.shard.model.realisation import sum_gradients
 from strategies.shard.model.shard_plan import ShardPlan
@@ -104,8 +107,46 @@ def device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh | None:
     if mesh.world_size == 1:
         return None
     names = [name for name in Coordinate._fields if name not in {"pp", "cp"} or getattr(mesh, name) > 1]
-    shape = tuple(getattr(mesh, name) for name in names)
-    return init_device_mesh(device.type, shape, mesh_dim_names=tuple(names))
+    sizes = {name: getattr(mesh, name) for name in names}
+    if mesh.ep > 1:  # ranks that share experts are next to each other
+        sizes = _with_experts_apart(sizes, mesh)
+    return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+
+def _with_experts_apart(sizes: Mapping[str, int], mesh: Mesh) -> dict[str, int]:
+    """Return the dimensions of a mesh, of shards two: those of the same experts, and those with others."""
+    apart = {"expert_shard": mesh.dp_shard * mesh.cp // mesh.ep, "expert": mesh.ep // mesh.cp}
+    parts = ((name, apart if name == "dp_shard" else {name: size}) for name, size in sizes.items())
+    return {name: size for _, part in parts for name, size in part.items()}
+
+
+def split_experts(
+    model: nn.Module, mesh: Mesh, devices: DeviceMesh | None, log: RoutingLog, *, is_dense: bool = False
+) -> nn.Module:
+    """Return the model with the experts that this rank has, and tokens that go to those of others, in place.
+
+    Args:
+        model: plain, or on the way to be.
+        mesh: mesh of the trial.
+        devices: the device mesh; `None` for one rank.
+        log: watches the routers.
+        is_dense: all experts stay; what is beyond their capacity is dropped as on the mesh.
+    """
+    if devices is None or mesh.ep == 1:
+        return model
+    experts = _joined(devices, ("expert",), mesh)
+    dispatch = ExpertDispatch(group=experts.get_group(), size=mesh.ep)
+    for name, module in model.named_modules():
+        if not isinstance(module, RoutedExperts):
+            continue
+        module.capacity = mesh.ep_capacity
+        if is_dense:
+            continue
+        share = len(module.experts) // mesh.ep
+        own = range(experts.get_local_rank() * share, (experts.get_local_rank() + 1) * share)
+        module.experts = nn.ModuleDict({str(number): module.experts[number] for number in own})  # type: ignore[index]
+        module.dispatch, module.watch = dispatch, log.watch(f"{name}.router")
+    return model
 
 
 def split_context(model: nn.Module, experiment: Experiment, devices: DeviceMesh | None) -> nn.Module:
@@ -175,23 +216,30 @@ def distribute(
     if devices is None or mesh.gradient_ranks == 1:
         return model
     if not mesh.is_sharded:
-        replicas = _joined(devices, "dp_replicate", mesh)
+        replicas = _joined(devices, ("dp_replicate",), mesh)
         return DistributedDataParallel(model, process_group=replicas.get_group())
     shard = shard_fsdp1 if mesh.fsdp == "fsdp1" else shard_fsdp2
     return shard(model, units, mesh, devices, dtype=experiment.dtype)
 
 
-def _joined(devices: DeviceMesh, name: str, mesh: Mesh) -> DeviceMesh:
-    """Return the ranks of a dimension, with those that hold other parts of the same sequences."""
-    return devices[name] if mesh.cp == 1 else devices[name, "cp"]._flatten()  # noqa: SLF001 (no public name)
+def _joined(devices: DeviceMesh, names: tuple[str, ...], mesh: Mesh) -> DeviceMesh:
+    """Return the ranks of some dimensions, with those that hold other parts of the same sequences."""
+    names = names if mesh.cp == 1 else (*names, "cp")
+    return devices[names[0]] if len(names) == 1 else devices[names]._flatten()  # noqa: SLF001 (no public name)
 
 
 def _shards(devices: DeviceMesh, mesh: Mesh) -> DeviceMesh:
     """Return the mesh of FSDP: shards, or replicas of shards."""
-    shards = _joined(devices, "dp_shard", mesh)
+    are_apart = "expert" in (devices.mesh_dim_names or ())  # of the dense model too
+    shards = _joined(devices, ("expert_shard", "expert") if are_apart else ("dp_shard",), mesh)
     if mesh.dp_replicate == 1:
         return shards
     return devices["dp_replicate", shards.mesh_dim_names[0] if shards.mesh_dim_names else "dp_shard"]
+
+
+def _shards_of_experts(devices: DeviceMesh, mesh: Mesh) -> DeviceMesh:
+    """Return the mesh of FSDP for the experts of a rank, which ranks with other experts have no part of."""
+    return devices["expert_shard"] if mesh.dp_replicate == 1 else devices["dp_replicate", "expert_shard"]
 
 
 def shard_fsdp2(
@@ -208,6 +256,11 @@ def shard_fsdp2(
         "mp_policy": _mixed_precision(dtype),
         "offload_policy": CPUOffloadPolicy(pin_memory=pin) if mesh.cpu_offload else OffloadPolicy(),
     }
+    for layer in model.modules() if mesh.ep > 1 else ():
+        if isinstance(layer, RoutedExperts):
+            fully_shard(
+                list(layer.experts.children()), **{**options, "mesh": _shards_of_experts(devices, mesh)}
+            )
     for unit in (*units.values(), model):
         for part in _of_other_dtypes(unit, _unit_dtype(unit)):
             fully_shard(part, **options)

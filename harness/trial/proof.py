@@ -41,7 +41,8 @@ class Prover:
         progress: told the number of steps done, and of all.
         earliest: returns the earliest of the steps that the ranks give; they all call it, with `None` for no
             step.
-        dense: makes a fresh model of an experiment that each rank of `tp`, `cp` and `pp` computes as a whole.
+        dense: makes a fresh model of an experiment that each rank of `tp`, `cp`, `ep` and `pp` computes as a
+            whole.
         whole_batch: a step's batch of whole sequences, of which ranks of `cp` hold parts; `batch` where there
             are none.
         averaged: returns a loss with the value of the mean over the ranks of `cp`.
@@ -89,8 +90,10 @@ class Prover:
             count=link.steps,
         )
         control = self._control(link, parity.first)
-        # with `pp` nobody calls the modules one after the other, with `cp` the two read other batches
-        is_alike = link.variant.mesh.pp * link.variant.mesh.cp == 1
+        # with `pp` nobody calls the modules one after the other, with `cp` the two read other batches, and
+        # with `ep` experts other tokens
+        mesh = link.variant.mesh
+        is_alike = mesh.pp * mesh.cp * mesh.ep == 1
         is_named = link.is_dense and is_alike and control is not None  # on all ranks or on none
         return replace(
             parity,
@@ -153,9 +156,12 @@ class Prover:
         if self.is_sequential or link.is_dense:
             expected = iter([snapshot.to_host() for snapshot in islice(expected, count)])
             actual = (snapshot.to_host() for snapshot in actual)
-        if link.is_dense and link.variant.mesh.pp > 1:  # of the whole model, a rank has its stages
+        mesh = link.variant.mesh
+        if (
+            link.is_dense and mesh.pp * mesh.ep > 1
+        ):  # of the whole model, a rank has its stages, or its experts
             own = list(islice(actual, count))
-            expected = (whole.within(stages) for whole, stages in zip(expected, own, strict=True))
+            expected = (whole.within(part) for whole, part in zip(expected, own, strict=True))
             actual = iter(own)
         return compare_steps(expected, actual, count=count, rank=self.rank, tolerance=accepted_by(link))
 

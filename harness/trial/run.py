@@ -154,7 +154,7 @@ def _run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None) -> R
             )
             context.keep(encode(result))
             parity = _prove(bench)
-            result = replace(result, parity=parity)
+            result = replace(result, parity=parity, routing=bench.build.routing.routings())
             context.keep(encode(result))
             is_asked = plan.experiment.protocol.probes and mesh.pp == 1  # probes call a whole model
             if is_asked and plan.baseline == "paired":  # else there is no room for two
@@ -163,7 +163,8 @@ def _run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None) -> R
         context.phase("timing")
         assert result.trained is not None, "it was measured here"
         computes_in: torch.dtype = getattr(torch, result.trained.computes_in)
-        return replace(result, time=_time(bench, computes_in))
+        time = _time(bench, computes_in)
+        return replace(result, time=time, routing=bench.build.routing.routings())
 
 
 def _measure(
@@ -193,6 +194,7 @@ def _measure(
         memory=replace(report.memory, allocator=truth),
         work=report.work,
         pipeline=None if trainee.pipeline is None else trainee.pipeline.shown(report),
+        routing=bench.build.routing.routings(),
         observation=Observed(**asdict(observation)),
         trained=trainee.trained,
     )
@@ -249,7 +251,7 @@ def _prove(bench: _Bench) -> Parity:
         with_inductor=lambda options, each: bench.assemble(each, inductor=options),
         once=partial(_once, context, earliest),
         batch=bench.batch,
-        whole_batch=batches(experiment.on_whole_sequences(), context.device, data_rank // experiment.mesh.cp),
+        whole_batch=batches(experiment.dense(), context.device, data_rank // experiment.mesh.cp),
         averaged=partial(mean_over_context, bench.devices, experiment.mesh),
         rank=context.rank,
         dp_rank=data_rank,

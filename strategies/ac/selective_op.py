@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 _USUAL = ("matmul", "conv", "attention")
+DISPATCHING = (*_USUAL, "topk", "comm")
+"""What is kept where ranks share experts: a recomputation chooses none anew, and sends no token again."""
 _FAMILIES: Mapping[str, tuple[str, ...]] = {
     "matmul": ("linear", "bmm"),
     "conv": ("convolution",),
@@ -42,7 +44,8 @@ class SelectiveOp(Recomputing):
 
     Fields:
         save_ops: groups (`matmul`, `conv`, `attention`, `comm`, `max`, `topk`) and exact overloads
-            (`aten.mm.default`), or the name of a preset (`modalities`, `torchtitan`).
+            (`aten.mm.default`), or the name of a preset (`modalities`, `torchtitan`); `None` is the default,
+            in an experiment with `mesh.ep` that of `DISPATCHING`.
         matmul_recompute_every: recompute the saved matmuls k, 2k, ... of each block call, k >= 2;
             0 recomputes none; `None` leaves it to the preset, and is 0 for a list.
         keep: patterns of names of modules inside a block (`*.attn`, which holds all in it, `*.attn.*`): named
@@ -75,7 +78,7 @@ class SelectiveOp(Recomputing):
             raise StrategyError(
                 "ac.save_ops", f"must be the name of a preset or a list of names, got {self.save_ops!r}"
             )
-        given = self.save_ops
+        given = _USUAL if self.save_ops is None else self.save_ops
         names = given if isinstance(given, str) else tuple(str(name) for name in given or ())
         object.__setattr__(self, "save_ops", names)
         patterns: Any = self.keep

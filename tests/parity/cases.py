@@ -107,6 +107,13 @@ MESHES = {
     "shard2_cp2": Mesh(dp_shard=2, cp=2),
     "ddp2_cp2": Mesh(dp_replicate=2, cp=2),
     "cp4_ring": Mesh(cp=4, cp_method="ring"),
+    "ep2": Mesh(dp_shard=2, ep=2),
+    "ep2_capacity": Mesh(dp_shard=2, ep=2, ep_capacity=0.75),
+    "ep4": Mesh(dp_shard=4, ep=4),
+    "shard4_ep2": Mesh(dp_shard=4, ep=2),
+    "hsdp2x2_ep2": Mesh(dp_replicate=2, dp_shard=2, ep=2),
+    "cp2_ep2": Mesh(cp=2, ep=2),
+    "shard2_cp2_ep4": Mesh(dp_shard=2, cp=2, ep=4),
     "cp2_sp_tp2": Mesh(cp=2, tp=2, sp=True),
     "shard2_sp_tp2": Mesh(dp_shard=2, tp=2, sp=True),
     "shard2_tp2": Mesh(dp_shard=2, tp=2),
@@ -188,7 +195,7 @@ def parity(rank: int, case: Experiment, twin: Experiment | None = None) -> Parit
             dense=lambda each: assembled(each, sample, is_dense=True),
             once=_once,
             batch=batch,
-            whole_batch=batches(case.on_whole_sequences(), _CPU, data_rank // case.mesh.cp),
+            whole_batch=batches(case.dense(), _CPU, data_rank // case.mesh.cp),
             averaged=partial(mean_over_context, devices_of(case.mesh), case.mesh),
             rank=rank,
             dp_rank=data_rank,
@@ -327,7 +334,7 @@ def differences(found: Parity) -> list[str]:
 
 def devices_of(mesh: Mesh) -> DeviceMesh | None:
     """Return the device mesh of `mesh`, made once; the process group stands."""
-    sizes = {name: getattr(mesh, name) for name in Coordinate._fields}
+    sizes = {name: getattr(mesh, name) for name in (*Coordinate._fields, "ep")}
     return _devices_of(Mesh(**sizes))
 
 

@@ -112,7 +112,7 @@ def _model_errors(rank: int, method: str, variant: str, options: dict[str, Any])
     case = cases.experiment(
         model="llama", mesh=cases.MESHES[f"cp2_{method}"], variant=variant, options=options
     )
-    whole = batches(case.on_whole_sequences(), torch.device("cpu"), 0)(0)
+    whole = batches(case.dense(), torch.device("cpu"), 0)(0)
     part = case.model.sequence_part(whole, rank, 2)
     found = []
     for is_dense, batch in ((True, whole), (False, part)):

@@ -124,14 +124,14 @@ class Snapshot:
     blocks: Mapping[str, frozenset[str]] = field(default_factory=dict)
     checkpointed: frozenset[str] = frozenset()
 
-    def within(self, stages: Snapshot) -> Snapshot:
-        """Return what of this step a rank of a pipeline has, whose own step is `stages`."""
+    def within(self, own: Snapshot) -> Snapshot:
+        """Return what of this step a rank has, a stage or some of the experts, whose own step is `own`."""
         parts: dict[str, Any] = {
-            part: {name: leaf for name, leaf in leaves.items() if name in (getattr(stages, part) or {})}
+            part: {name: leaf for name, leaf in leaves.items() if name in (getattr(own, part) or {})}
             for part in PARTS
             if (leaves := getattr(self, part)) is not None
         }
-        return dataclasses.replace(self, **{**parts, "outputs": stages.outputs and parts["outputs"]})
+        return dataclasses.replace(self, **{**parts, "outputs": own.outputs and parts["outputs"]})
 
     def to_host(self) -> Snapshot:
         """Return the same with all copies on the host, where the device cannot hold two models."""

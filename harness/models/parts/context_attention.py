@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.models.parts.attention import SelfAttention
+from harness.models.parts.exchange import Exchanged, all_to_all
 
 _aten = torch.ops.aten
 _functional = torch.ops._c10d_functional  # noqa: SLF001 (torch has no public functional collectives)
@@ -186,23 +187,10 @@ class _Gathered(torch.autograd.Function):
         return own, None, None
 
 
-class _Exchanged(torch.autograd.Function):
-    """Row r to rank r, in either direction."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, ring: Ring) -> Tensor:
-        ctx.ring = ring
-        return _all_to_all(ring, rows, [1] * ring.size, [1] * ring.size)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]  # as above
-        return _all_to_all(ctx.ring, gradient, [1] * ctx.ring.size, [1] * ctx.ring.size), None
-
-
 def _exchanged(ring: Ring, tensor: Tensor, *, cut: int, joined: int) -> Tensor:
     """Give each rank its part along one dimension; return all of the other one."""
-    rows = torch.stack(tensor.chunk(ring.size, cut))
-    return torch.cat(list(_Exchanged.apply(rows, ring).unbind()), joined)
+    rows, ones = torch.stack(tensor.chunk(ring.size, cut)), [1] * ring.size
+    return torch.cat(list(Exchanged.apply(rows, ring.group, ones, ones).unbind()), joined)
 
 
 def _passed_on(ring: Ring, tensor: Tensor) -> Tensor:
@@ -210,16 +198,7 @@ def _passed_on(ring: Ring, tensor: Tensor) -> Tensor:
     rows = tensor.size(0)
     given = [rows * (rank == (ring.rank + 1) % ring.size) for rank in range(ring.size)]
     taken = [rows * (rank == (ring.rank - 1) % ring.size) for rank in range(ring.size)]
-    return _all_to_all(ring, tensor, taken, given)
-
-
-def _all_to_all(ring: Ring, rows: Tensor, taken: list[int], given: list[int]) -> Tensor:
-    """Return the rows that ranks give this one, as many of each as it takes."""
-    name = ring.group.group_name
-    found: Tensor = _functional.wait_tensor(
-        _functional.all_to_all_single(rows.contiguous(), taken, given, name)
-    )
-    return found
+    return all_to_all(ring.group, tensor, taken, given)
 
 
 class _RingAttention(torch.autograd.Function):

@@ -8,6 +8,8 @@ Source: Shazeer 2020, arXiv:2002.05202 (SwiGLU); Shazeer et al. 2017, arXiv:1701
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -57,25 +59,46 @@ class SwiGLU(nn.Module):
 
 
 class RoutedExperts(nn.Module):
-    """The k best experts of every token, weighted by the softmax over their scores; no token is dropped."""
+    """The k best experts of every token, weighted by the softmax over their scores.
+
+    Attributes:
+        capacity: choices of each expert that count, as a multiple of an equal share; `None` for all.
+        watch: returns the experts that tokens visit, from all scores and the k best; it may note them.
+        dispatch: runs the experts where ranks share them; `None` where all are here.
+    """
+
+    capacity: float | None = None
+    watch: Callable[[Tensor, Tensor], Tensor] | None = None
+    dispatch: Callable[[RoutedExperts, Tensor, Tensor, Tensor], Tensor] | None = None
 
     def __init__(self, *, width: int, hidden_width: int, n_experts: int, top_k: int) -> None:
         super().__init__()
         self.top_k = top_k
         self.router = nn.Linear(width, n_experts, bias=False)
-        self.experts = nn.ModuleList(SwiGLU(width=width, hidden_width=hidden_width) for _ in range(n_experts))
+        self.experts: nn.ModuleList | nn.ModuleDict = nn.ModuleList(
+            SwiGLU(width=width, hidden_width=hidden_width) for _ in range(n_experts)
+        )
 
     def route(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weights, which add up to 1, and the experts of every token, both of shape (T, k)."""
-        scores_Tk, experts_Tk = self.router(x_TD).topk(self.top_k, dim=-1)
+        scores_TE = self.router(x_TD)
+        scores_Tk, experts_Tk = scores_TE.topk(self.top_k, dim=-1)
+        if self.watch is not None:
+            experts_Tk = self.watch(scores_TE, experts_Tk)
         return scores_Tk.softmax(dim=-1), experts_Tk
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         """Return a tensor of shape (B, S, D)."""
         x_TD = x_BSD.flatten(0, 1)
         weights_Tk, experts_Tk = self.route(x_TD)
+        if self.dispatch is not None:
+            return self.dispatch(self, x_TD, weights_Tk, experts_Tk).view_as(x_BSD)
+        if self.capacity is not None:
+            slots_Tk, most = self.slots(experts_Tk)
+            weights_Tk = weights_Tk * (slots_Tk < most)
         y_TD = torch.zeros_like(x_TD)
         # every expert runs, even with no tokens: all parameters get gradients, all ranks the same collectives
+        assert isinstance(self.experts, nn.ModuleList), "experts of other ranks are dispatched to"
         for index, expert in enumerate(self.experts):
             token_N, choice_N = torch.where(experts_Tk == index)
             expert_ND = expert(x_TD.index_select(0, token_N))
@@ -83,3 +106,12 @@ class RoutedExperts(nn.Module):
             # a token occurs once in token_N, so the sum has one order on every device
             y_TD = y_TD.index_add(0, token_N, weighted_ND.type_as(y_TD))
         return y_TD.view_as(x_BSD)
+
+    def slots(self, experts_Tk: Tensor) -> tuple[Tensor, int]:
+        """Return how many choices of the same expert come before each, and how many of them count."""
+        assert self.capacity is not None, "asked where there is one"
+        n_experts = self.router.out_features
+        # `one_hot` reads its largest number, which a prediction has not
+        chosen_NE = experts_Tk.flatten().unsqueeze(1) == torch.arange(n_experts, device=experts_Tk.device)
+        slots_N = ((chosen_NE.cumsum(0) - 1) * chosen_NE).sum(1)
+        return slots_N.view_as(experts_Tk), math.ceil(self.capacity * experts_Tk.numel() / n_experts)

@@ -50,7 +50,7 @@ TOP_LEVEL = (
 _LLAMA = "model=hf model.config_class=LlamaConfig"
 FULL = "early_stop, layers_fqn, module_classes, offload, preserve_rng_state, rewind, split_backward, use_reentrant"
 MESH = (
-    "cp, cp_method, cpu_offload, device, dp_replicate, dp_shard, fsdp, loss_parallel, nodes, pp, "
+    "cp, cp_method, cpu_offload, device, dp_replicate, dp_shard, ep, ep_capacity, fsdp, loss_parallel, nodes, pp, "
     "pp_schedule, pp_split_backward, pp_stages_per_rank, reshard_after_forward, sharding_strategy, "
     "sp, sync, tp, use_orig_params"
 )
@@ -72,6 +72,7 @@ def needed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], st
         ("ac", "trl"): _LLAMA,
         ("ac", "compiler_budget"): "compile=aot_eager",
         ("data", "tokens"): f"data.path={path}",
+        ("mesh", "ep2"): "model=moe_nano",
         **{("mesh", name): "model=llama_nano microbatches=4" for name in ("pp2", "pp4", "shard2_pp2")},
         ("chunk", "budget"): "chunk.fraction=0.9 model=mlp model.n_layers=1",
         ("chunk", "minimum"): "model=mlp model.n_layers=1",
@@ -353,7 +354,7 @@ def test_refuses_what_does_not_exist(line: str, message: str) -> None:
             "ac=selective_layer ac.ac_freq=null": "ac.ac_freq: must be an integer, got None",
             "ac=selective_op ac.matmul_recompute_every=often": "ac.matmul_recompute_every: must be an integer or null, got 'often'",
             "ac=selective_op ac.save_ops=3": "ac.save_ops: must be the name of a preset or a list of names, got 3",
-            "ac=selective_op ac.save_ops={a:1}": "Error merging override ac.save_ops={a:1}: Cannot merge DictConfig with ListConfig",
+            "ac=selective_op ac.save_ops={a:1}": "ac.save_ops: must be a word or a list, got {'a': 1}",
             "model=hf model.overrides={layer_norm_epsilon:nan}": "model.overrides.layer_norm_epsilon: must be a finite number, got nan",
             "model=python": "model.factory: has no default; give it a value",
             "data=tokens": "data.path: has no default; give it a value",

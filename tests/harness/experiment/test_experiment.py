@@ -123,6 +123,33 @@ _NO_PLAN = "has no plan for it; use false"
             "mesh.cp: runs eagerly alone, got compile=aot_eager; use compile=none",
             id="a compiled ring",
         ),
+        pytest.param(
+            "mesh=ep2 model=llama_nano",
+            "mesh.ep: model 'llama_nano' has no experts that ranks could share, got 2; use 1, or "
+            "model=moe_nano, for example",
+            id="no experts",
+        ),
+        pytest.param(
+            "mesh=ep2 model=moe_nano model.n_experts=5",
+            "mesh.ep: must divide model.n_experts, 5, got 2",
+            id="experts that ranks cannot share",
+        ),
+        pytest.param(
+            "mesh=ep2 model=moe_nano chunk=minimum",
+            "chunk: must be none for mesh.ep=2, which exchanges tokens between operators, got minimum",
+            id="chunks of exchanged tokens",
+        ),
+        pytest.param(
+            "mesh=ep2 model=moe_nano ac=budget ac.fraction=0.9",
+            "ac: budget plans sizes of one step, and those of experts change with each; use ac=full or "
+            "selective_op, or mesh.ep=1",
+            id="a plan of other sizes",
+        ),
+        pytest.param(
+            "mesh=ep2 model=moe_nano compile=aot_eager",
+            "mesh.ep: runs eagerly alone, got compile=aot_eager; use compile=none",
+            id="a compiled exchange",
+        ),
         pytest.param("mesh=sp_tp2 model=vit_nano", f"mesh.sp: model 'vit_nano' {_NO_PLAN}", id="patches"),
         pytest.param(
             "mesh=tp2 mesh.loss_parallel=true model=mlp",

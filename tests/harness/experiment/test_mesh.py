@@ -97,6 +97,7 @@ def test_every_sharding_strategy_has_a_mesh(strategy: str) -> None:
         ({"dp_shard": -1}, "mesh.dp_shard: must be at least 1, got -1"),
         ({"tp": 0}, "mesh.tp: must be at least 1, got 0"),
         ({"nodes": 0}, "mesh.nodes: must be at least 1, got 0"),
+        ({"ep": 0}, "mesh.ep: must be at least 1, got 0"),
         ({"cp": 0}, "mesh.cp: must be at least 1, got 0"),
         (
             {"cp": 2, "cp_method": "rings"},
@@ -162,6 +163,49 @@ def test_refuses_what_is_out_of_range(options: dict[str, object], message: str) 
         (
             {"dp_shard": 2, "cp": 2, "fsdp": "fsdp1"},
             "mesh.fsdp: fsdp1 does not compose with cp > 1; use mesh.fsdp=fsdp2",
+        ),
+        (
+            {"dp_shard": 2, "ep_capacity": 1.5},
+            "mesh.ep_capacity: needs mesh.ep above 1, got shard2; use mesh=ep2",
+        ),
+        (
+            {"dp_shard": 2, "cp": 2, "ep": 3},
+            (
+                "mesh.ep: must divide the 4 ranks of mesh.dp_shard x mesh.cp, which share the experts, got "
+                "3; use mesh.dp_shard=3"
+            ),
+        ),
+        (
+            {"dp_shard": 2, "cp": 4, "ep": 2},
+            "mesh.ep: must be a multiple of mesh.cp, 4, whose ranks share experts too, got 2",
+        ),
+        *(
+            (
+                {"dp_shard": 2, "ep": 2, name: 2},
+                (
+                    f"mesh.{name}: must be 1 for mesh.ep=2: experts are whole, and in one model, got 2; or "
+                    "use mesh.ep=1"
+                ),
+            )
+            for name in ("tp", "pp")
+        ),
+        (
+            {"dp_shard": 2, "ep": 2, "fsdp": "fsdp1"},
+            "mesh.fsdp: fsdp1 does not compose with ep > 1; use mesh.fsdp=fsdp2",
+        ),
+        *(
+            (
+                {"dp_shard": 2, "ep": 2, "ep_capacity": capacity},
+                f"mesh.ep_capacity: must be above 0, or null to drop no token, got {capacity}",
+            )
+            for capacity in (0.0, float("nan"), float("inf"))
+        ),
+        (
+            {"dp_shard": 2, "cp": 2, "ep": 2, "ep_capacity": 1.0},
+            (
+                "mesh.ep_capacity: must be null for mesh.cp=2, whose parts of a sequence would drop other "
+                "tokens, got 1.0; or use mesh.cp=1"
+            ),
         ),
         ({"sp": True}, "mesh.sp: needs mesh.tp above 1, got single; use mesh=tp2"),
         (
@@ -229,7 +273,7 @@ def test_refuses_an_option_that_nothing_would_read(options: dict[str, object], m
 
 def test_an_option_that_came_later_is_written_where_it_is_asked_for() -> None:
     usual = Mesh(tp=2).asked()
-    assert not {"sp", "loss_parallel", "cp", "cp_method"} & usual.keys()
+    assert not {"sp", "loss_parallel", "cp", "cp_method", "ep", "ep_capacity"} & usual.keys()
     assert Mesh(tp=2, sp=True).asked() == {**usual, "sp": True}
 
 
@@ -251,7 +295,25 @@ def test_ranks_of_a_context_read_parts_of_the_same_samples() -> None:
         pytest.param(
             Mesh(dp_replicate=2, cp=2, sync="last"), Mesh(dp_replicate=2, sync="last"), id="replicas"
         ),
+        pytest.param(Mesh(dp_shard=2, ep=2, ep_capacity=1.5), Mesh(dp_shard=2), id="experts"),
+        pytest.param(Mesh(cp=2, ep=2, reshard_after_forward=False), Mesh(), id="experts of parts"),
     ],
 )
-def test_a_mesh_of_whole_sequences_has_no_option_that_nothing_reads(mesh: Mesh, whole: Mesh) -> None:
-    assert mesh.without_context() == whole
+def test_a_dense_mesh_has_no_option_that_nothing_reads(mesh: Mesh, whole: Mesh) -> None:
+    assert mesh.dense() == whole
+
+
+@pytest.mark.parametrize(
+    ("mesh", "label"),
+    [
+        (Mesh(dp_shard=2, ep=2), "ep2"),
+        (Mesh(dp_shard=4, ep=2), "shard4_ep2"),
+        (Mesh(dp_shard=2, cp=2, ep=2), "shard2_cp2_ep2"),
+        (Mesh(dp_replicate=2, dp_shard=2, ep=2), "hsdp2x2_ep2"),
+        (Mesh(cp=2, ep=2), "cp2_ep2"),
+    ],
+)
+def test_ranks_of_experts_are_those_of_shards(mesh: Mesh, label: str) -> None:
+    assert mesh.label == label
+    assert mesh.is_sharded
+    assert mesh.world_size == mesh.dp * mesh.cp

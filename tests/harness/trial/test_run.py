@@ -124,7 +124,7 @@ RECORD_KEYS = {
         "acted_otherwise", "compiled_graphs", "graph_breaks", "recomputations",
         "kernel_recomputed_flops", "causal_attention_flops", "uncounted_ops",
         "offloaded_bytes", "chunks", "calls", "collectives", "collective_bytes", "collectives_repeated",
-        "baseline",
+        "routing", "baseline",
     },
     "work.collectives": {"forward", "backward", "optimizer"},
     "work.collective_bytes": {"forward", "backward", "optimizer"},

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
-from strategies.tracing.balanced_routing import BalancedFakes
+from strategies.tracing.balanced_routing import BALANCED, BalancedFakes
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,24 @@ def test_shares_add_up(places: Callable[[Tensor, int], Tensor], shares: list[int
     with BalancedFakes():
         chosen = torch.empty(13, 5).topk(2)[1]
         assert [places(chosen, expert).nonzero().size(0) for expert in range(5)] == shares
+
+
+def test_counts_are_shares() -> None:
+    with BalancedFakes() as fakes:
+        chosen = torch.empty(13, 5).topk(2)[1]
+        counts = chosen.flatten().bincount(minlength=5)
+        assert fakes.assumes == ()
+        assert counts.view(1, 5).tolist() == [[6, 5, 5, 5, 5]]
+    assert fakes.assumes == (BALANCED,)
+
+
+@pytest.mark.parametrize("minlength", [0, 4, 7])
+def test_counts_of_other_numbers_are_not_known(minlength: int) -> None:
+    with BalancedFakes() as fakes:
+        chosen = torch.empty(13, 5).topk(2)[1]
+        with pytest.raises(DynamicOutputShapeException):
+            chosen.flatten().bincount(minlength=minlength)
+    assert fakes.assumes == ()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,376 @@
+"""Experts that ranks share: neutral variants, what is exchanged, choices that a recomputation makes anew."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harness.experiment.experiment import Experiment
+from harness.measure.routing import RoutingLog
+from harness.models.moe import MoESpec
+from harness.models.parts.exchange import Exchanged
+from harness.models.parts.feed_forward import RoutedExperts
+from harness.predict.prediction import step_of
+from harness.records.measured import Routing, StepBytes
+from harness.records.merge_ranks import RankRouting, Work
+from harness.records.parity_result import Parity
+from harness.records.verdict import verdict
+from harness.trial.assemble import assemble
+from harness.trial.batches import batches
+from harness.trial.build import Build
+from harness.trial.parallel import split_experts
+from strategies.ac.selective_op import DISPATCHING
+from strategies.tracing.balanced_routing import BALANCED
+from tests.parity import cases
+from tests.rank_pool import RankPool
+
+_CPU = torch.device("cpu")
+_MATRIX = pytest.mark.matrix
+_KEPT = {"save_ops": DISPATCHING}
+_COMM = {"save_ops": ("matmul", "attention", "comm")}
+_TOPK = {"save_ops": ("topk",)}
+
+
+def _case(
+    mesh: str, variant: str = "full", options: dict[str, Any] | None = None, **fields: Any
+) -> Experiment:
+    return cases.experiment(model="moe", mesh=cases.MESHES[mesh], variant=variant, options=options, **fields)
+
+
+def _of_four_blocks(case: Experiment) -> Experiment:
+    assert isinstance(case.model, MoESpec)
+    return replace(case, model=replace(case.model, n_layers=4))
+
+
+# against one process
+
+
+def _errors(rank: int, mesh: str, variant: str, options: dict[str, Any]) -> float:
+    """Return how far gradients in float64 are from those of one process, the worst of this rank's."""
+    case = _case(mesh, variant, options)
+    ranks = case.mesh.world_size
+    whole = batches(replace(case, mesh=cases.MESHES["single"]), _CPU, 0)(0)
+    torch.manual_seed(0)
+    plain = case.model.build().double()
+    torch.manual_seed(0)
+    model = case.model.build().double()
+    model = split_experts(model, case.mesh, cases.devices_of(case.mesh), RoutingLog())
+    for module in plain.modules():
+        if isinstance(module, RoutedExperts):
+            module.capacity = case.mesh.ep_capacity
+    own = whole.share(rank, ranks)
+    model = case.ac.apply(model, own.inputs)
+    # a capacity is one of each rank's share
+    for share in range(ranks):
+        _backward(plain, whole.share(share, ranks), ranks)
+    _backward(model, own, 1)
+    expected = {name: _gradient(each) for name, each in plain.named_parameters()}
+    found = {name: _gradient(each) for name, each in model.named_parameters()}
+    for name, gradient in found.items():
+        if ".experts." not in name:
+            dist.all_reduce(gradient)
+            gradient.div_(ranks)
+    return max(
+        float((expected[name] - each).abs().max() / expected[name].abs().max())
+        for name, each in found.items()
+    )
+
+
+def _backward(model: nn.Module, batch: Any, ranks: int) -> None:
+    logits = model(*batch.inputs)
+    (functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten()) / ranks).backward()
+
+
+def _gradient(tensor: Tensor) -> Tensor:
+    assert tensor.grad is not None
+    return tensor.grad
+
+
+@pytest.mark.parametrize("mesh", ["ep2", "ep2_capacity"])
+@pytest.mark.parametrize(
+    ("variant", "options"),
+    [("none", {}), ("full", {}), ("nested", {}), ("selective_op", _KEPT), ("offload", {})],
+)
+def test_gradients_in_float64_are_those_of_one_process(
+    pool2: RankPool, mesh: str, variant: str, options: dict[str, Any]
+) -> None:
+    assert max(pool2.run(_errors, mesh, variant, options)) < 1e-12
+
+
+def test_a_capacity_keeps_the_first_choices_of_each_expert() -> None:
+    torch.manual_seed(0)
+    layer = RoutedExperts(width=4, hidden_width=8, n_experts=3, top_k=2)
+    layer.capacity = 0.75
+    slots_Tk, most = layer.slots(torch.tensor([[0, 1], [0, 2], [1, 0], [0, 1]]))
+    assert slots_Tk.tolist() == [[0, 0], [1, 0], [1, 2], [3, 2]]
+    assert most == 2  # 0.75 of 8 choices over 3 experts
+    x_BSD = torch.randn(1, 4, 4)
+    weights_Tk, experts_Tk = layer.route(x_BSD[0])
+    slots_Tk, _ = layer.slots(experts_Tk)
+    assert (slots_Tk >= most).any()
+    for token, row in enumerate(x_BSD[0]):
+        terms = [
+            weights_Tk[token, choice] * layer.experts[int(experts_Tk[token, choice])](row)  # type: ignore[index]
+            for choice in range(2)
+            if slots_Tk[token, choice] < most
+        ]
+        expected = sum(terms, torch.zeros(4))
+        torch.testing.assert_close(layer(x_BSD)[0, token], expected)
+
+
+# trials
+
+
+_CELLS: list[tuple[str, dict[str, Any]]] = [
+    ("none", {}),
+    ("full", {}),
+    ("selective_op", _KEPT),
+    ("nested", {}),
+    ("offload", {}),
+    ("selective_layer", {"ac_freq": 2}),
+    ("selective_op", {}),
+    ("selective_op", _COMM),
+    ("full", {"use_reentrant": True}),
+    ("full", {"rewind": True}),
+    ("full", {"early_stop": False}),
+    ("full", {"offload": True}),
+]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "variant", "options"),
+    [
+        pytest.param("ep2", "full", {}, id="ep2, full"),
+        pytest.param("ep2_capacity", "nested", {}, id="ep2_capacity, nested"),
+        *(
+            pytest.param(mesh, variant, options, id=f"{mesh}, {variant} {options}", marks=_MATRIX)
+            for mesh in ("ep2", "ep2_capacity")
+            for variant, options in _CELLS
+        ),
+    ],
+)
+def test_variants_are_neutral_and_equal_the_dense_model(
+    pool2: RankPool, mesh: str, variant: str, options: dict[str, Any]
+) -> None:
+    _require_neutral(pool2.run(cases.parity, _case(mesh, variant, options, dropout=0.1, parity_steps=2)))
+
+
+@_MATRIX
+@pytest.mark.parametrize("order", ["outside_fsdp", "call_site"])
+def test_regions_around_shards(pool2: RankPool, order: str) -> None:
+    _require_neutral(pool2.run(cases.parity, _case("ep2", dropout=0.1, parity_steps=2, wrap_order=order)))
+
+
+@_MATRIX
+@pytest.mark.parametrize("dtype", ["bf16", "bf16_mixed"])
+def test_half_precision(pool2: RankPool, dtype: str) -> None:
+    _require_neutral(pool2.run(cases.parity, _case("ep2", parity_steps=2, dtype=dtype)))
+
+
+@_MATRIX
+@pytest.mark.parametrize("sync", ["each", "last"])
+def test_micro_batches(pool2: RankPool, sync: str) -> None:
+    case = _case("ep2", dropout=0.1, parity_steps=2, microbatches=2)
+    _require_neutral(pool2.run(cases.parity, replace(case, mesh=replace(case.mesh, sync=sync))))
+
+
+@_MATRIX
+def test_ranks_with_parts_of_sequences_share_experts(pool2: RankPool) -> None:
+    _require_neutral(pool2.run(cases.parity, _case("cp2_ep2", dropout=0.1, parity_steps=2)))
+
+
+@_MATRIX
+@pytest.mark.parametrize("mesh", ["ep4", "shard4_ep2", "hsdp2x2_ep2", "shard2_cp2_ep4"])
+def test_meshes_of_four(pool4: RankPool, mesh: str) -> None:
+    _require_neutral(pool4.run(cases.parity, _case(mesh, dropout=0.1, parity_steps=2)))
+
+
+def _require_neutral(found: list[Parity]) -> None:
+    for parity in found:
+        assert list(parity.differences()) == []
+        assert parity.level == "bitwise"
+        assert parity.chain[-1].compared is not None
+        assert parity.chain[-1].compared.baseline == "the dense model"
+        assert parity.chain[-1].outputs.max_rel < 1e-5
+
+
+@contextmanager
+def _own_gradients() -> Iterator[None]:
+    """Leave gradients of experts sums over the ranks that share them."""
+    exchange = Exchanged.apply
+    plain = lambda *operands: exchange(*operands[:4])  # noqa: E731 (one expression)
+    with mock.patch.object(Exchanged, "apply", plain):
+        yield
+
+
+def _with_sums(rank: int, case: Experiment) -> Parity:
+    with _own_gradients():
+        return cases.parity(rank, case)
+
+
+def test_gradients_that_nobody_averages_differ_from_the_dense_model(pool2: RankPool) -> None:
+    case = _case("ep2", "full", seed=1)  # of its own, so that no other case shares its steps
+    for parity in pool2.run(_with_sums, case):
+        assert parity.first is None  # the twin makes the same mistake
+        assert next(iter(parity.differences())).startswith("parity: gradient of")
+
+
+# of four blocks, forward and backward; what recomputation repeats is of backward
+_COLLECTIVES: list[tuple[str, str, dict[str, Any], int, int, int]] = [
+    ("ep2", "none", {}, 12, 8, 0),
+    ("ep2", "offload", {}, 12, 8, 0),
+    ("ep2", "full", {}, 12, 20, 12),
+    ("ep2", "selective_layer", {"ac_freq": 2}, 12, 14, 6),
+    ("ep2", "selective_op", {}, 12, 20, 12),
+    ("ep2", "selective_op", _COMM, 12, 12, 4),
+    ("ep2", "selective_op", _KEPT, 12, 12, 4),
+    ("ep2", "nested", {}, 12, 26, 18),
+    ("ep2_capacity", "none", {}, 8, 8, 0),
+    ("ep2_capacity", "full", {}, 8, 16, 8),
+    ("ep2_capacity", "selective_layer", {"ac_freq": 2}, 8, 12, 4),
+    ("ep2_capacity", "selective_op", {}, 8, 16, 8),
+    ("ep2_capacity", "selective_op", _COMM, 8, 8, 0),
+    ("ep2_capacity", "selective_op", _KEPT, 8, 8, 0),
+    ("ep2_capacity", "nested", {}, 8, 20, 12),
+]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "variant", "options", "forward", "backward", "repeated"),
+    [
+        pytest.param(
+            *row,
+            id=f"{row[0]}, {row[1]} {','.join(row[2].get('save_ops', ()))}",
+            marks=() if row[2] is _KEPT or (row[0], row[1]) == ("ep2", "full") else _MATRIX,
+        )
+        for row in _COLLECTIVES
+    ],
+)
+def test_collectives_are_those_predicted(
+    pool2: RankPool,
+    mesh: str,
+    variant: str,
+    options: dict[str, Any],
+    forward: int,
+    backward: int,
+    repeated: int,
+) -> None:
+    case = _of_four_blocks(_case(mesh, variant, options))
+    found = pool2.run(cases.measured, case)
+    for _, work in found:
+        counts = [work.collectives[phase]["all_to_all"] for phase in ("forward", "backward")]
+        assert counts == [forward, backward]
+        assert work.collectives_repeated.get("all_to_all", 0) == repeated
+    predicted = step_of(case, "cpu")
+    memory, work = found[0]
+    assert work.collectives == predicted.work.collectives
+    assert work.forward_flops == predicted.work.forward_flops or mesh == "ep2"
+    if mesh == "ep2":  # how many tokens come is an estimate, and says so
+        assert BALANCED in predicted.assumes
+        return
+    assert work.collective_bytes == predicted.work.collective_bytes
+    assert BALANCED not in predicted.assumes
+    for part in dataclasses.fields(StepBytes):
+        assert getattr(memory, part.name) == getattr(predicted.memory, part.name)
+
+
+# choices that a recomputation makes anew
+
+
+class _Flipping(nn.Module):
+    """Scores that send two tokens of a recomputation to other experts, on one rank."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+        self.out_features = linear.out_features
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        signs = torch.ones(len(x_TD), 1)
+        if torch._C._current_graph_task_id() != -1 and dist.get_rank() == 1:
+            signs[3:5] = -1
+        scores_TE: Tensor = self.linear(x_TD) * signs
+        return scores_TE
+
+
+def _flipped(rank: int, case: Experiment, is_kept: bool) -> tuple[Routing, ...]:
+    """Return what is noted of a step whose second block routes otherwise when it is recomputed."""
+    batch = batches(case, _CPU, case.mesh.data_rank(rank))(0)
+    build = Build()
+    with mock.patch.object(MoESpec, "build", _with_flips(MoESpec.build)), _sizes_kept(is_kept=is_kept):
+        trainee = assemble(case, _CPU, cases.devices_of(case.mesh), batch, build=build)
+        trainee.backward(trainee.forward(batch)[1])
+    return build.routing.routings()
+
+
+def _with_flips(build: Callable[[MoESpec], nn.Module]) -> Callable[[MoESpec], nn.Module]:
+    def flipping(spec: MoESpec) -> nn.Module:
+        model = build(spec)
+        layer = model.get_submodule("layers.1.feed_forward")
+        assert isinstance(layer, RoutedExperts)
+        layer.router = _Flipping(layer.router)  # type: ignore[assignment]
+        return model
+
+    return flipping
+
+
+@contextmanager
+def _sizes_kept(*, is_kept: bool) -> Iterator[None]:
+    """Let a recomputation take the sizes of forward, which ranks do not tell each other again."""
+    told = dist.all_to_all_single
+    kept: list[Tensor] = []
+
+    def from_forward(taken: Tensor, given: Tensor, **options: Any) -> None:
+        if torch._C._current_graph_task_id() == -1:
+            told(taken, given, **options)
+            kept.append(taken.clone())
+        else:  # blocks come back in the other order
+            taken.copy_(kept.pop())
+
+    with mock.patch.object(dist, "all_to_all_single", from_forward) if is_kept else mock.MagicMock():
+        yield
+
+
+@pytest.mark.parametrize("variant", ["full", "nested"])
+@pytest.mark.parametrize(
+    ("mesh", "is_kept"),
+    [
+        pytest.param("ep2", False, id="sizes told anew"),
+        pytest.param("ep2", True, id="sizes kept"),
+        pytest.param("ep2_capacity", False, id="capacity"),
+    ],
+)
+def test_tokens_that_change_experts_are_found_with_router_and_rank(
+    pool2: RankPool, mesh: str, is_kept: bool, variant: str
+) -> None:
+    options = {"levels": [2]} if variant == "nested" else {}
+    found = pool2.run(_flipped, _case(mesh, variant, options), is_kept)
+    changed = [{each.router: each.changed_tokens for each in routings} for routings in found]
+    names = [f"layers.{block}.feed_forward.router" for block in range(2)]
+    assert changed == [dict.fromkeys(names, 0), {names[0]: 0, names[1]: 2}]
+    for routings in found:
+        assert all(each.tokens == 32 and each.margin is not None and each.margin > 0 for each in routings)
+
+
+def test_kept_choices_do_not_change(pool2: RankPool) -> None:
+    for routings in pool2.run(_flipped, _case("ep2", "selective_op", _TOPK), False):
+        assert [each.changed_tokens for each in routings] == [0, 0]
+
+
+def test_a_flip_is_a_verdict() -> None:
+    routing = RankRouting(router="layers.1.router", tokens=32, changed_tokens=2, rank=1)
+    work = Work(forward_flops=1, backward_flops=2, recomputed_flops=1, recomputed_ops={}, routing=(routing,))
+    shown = verdict(saves_nothing=False, memory=None, work=work, parity=None)
+    sends = "sends 2 of 32 tokens to other experts than forward"
+    reason = f"routing: recomputation of 'layers.1.router' on rank 1 {sends}"
+    assert (shown.word, shown.reason) == ("differs", reason)
