@@ -157,9 +157,7 @@ class Prover:
             expected = iter([snapshot.to_host() for snapshot in islice(expected, count)])
             actual = (snapshot.to_host() for snapshot in actual)
         mesh = link.variant.mesh
-        if (
-            link.is_dense and mesh.pp * mesh.ep > 1
-        ):  # of the whole model, a rank has its stages, or its experts
+        if link.is_dense and mesh.pp * mesh.ep > 1:  # of the whole a rank has its stages, or its experts
             own = list(islice(actual, count))
             expected = (whole.within(part) for whole, part in zip(expected, own, strict=True))
             actual = iter(own)
