@@ -47,6 +47,7 @@ class StepReport:
         history: storages of the step, of which `memory` is the sum.
         operators: operators of the step, of which `work` is the sum.
         ledger: lives of the storages that they touched.
+        parts: what each of these storages is, one of `PEAK_PARTS`.
         compiled: what `work` has besides them; `None` where nothing is compiled.
         microbatch_bytes: the most activations that one forward of a micro-batch has left.
         forwards: forward calls of each block by what asked for them.
@@ -60,6 +61,7 @@ class StepReport:
     history: StorageHistory
     operators: Sequence[RecordedOperator]
     ledger: Ledger
+    parts: Sequence[str]
     compiled: CompiledWork | None
     microbatch_bytes: int
     forwards: dict[str, dict[str, int]]
@@ -125,6 +127,7 @@ def instrument(
         history=history,
         operators=recorder.operators,
         ledger=recorder.ledger,
+        parts=totals.parts(),
         compiled=beyond,
         microbatch_bytes=totals.microbatch_bytes,
         forwards=locator.calls_by_asker,

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.experiment.experiment import Experiment, name_of
-from harness.measure.memory.storage_history import StorageChange, StorageHistory
+from harness.measure.memory.storage_history import Birth, StorageChange, StorageHistory
 from harness.models.base import ModelSpec
 from harness.predict.step_log import StepLog
 from harness.predict.stretching import Numbered, Numbering, UnlikeError, stretched
@@ -138,7 +138,8 @@ def _history(
         start=_sums(shorter.start, longer.start, further),
         start_host_bytes=_sum(shorter.start_host_bytes, longer.start_host_bytes, further),
         stretches=[
-            stretched(few, many, further, names.of_changes)
+            # which block has made what dies where is not told: it would take more blocks to see it repeat
+            [change._replace(birth=Birth()) for change in stretched(few, many, further, names.of_changes)]
             for few, many in zip(shorter.stretches, longer.stretches, strict=True)
         ],
         saved=stretched(shorter.saved, longer.saved, further, names.of_saved),
@@ -201,7 +202,7 @@ class _BlockNames:
         self._prefix = f"{layers_fqn}."
         self._known: dict[str, Numbered] = {}
         self.of_changes: Numbering[StorageChange] = Numbering(
-            split=lambda change: self._split(change.module, change[:2] + change[3:]),
+            split=lambda change: self._split(change.module, change[:2] + change[3:-1]),
             join=lambda change, number: change._replace(module=self._named(change.module, number)),
         )
         self.of_saved: Numbering[SavedTensor] = Numbering(

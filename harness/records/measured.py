@@ -66,6 +66,30 @@ class SavedTensor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LivingTensor:
+    """Storages of one kind that a step has made and that live at its peak.
+
+    Fields:
+        bytes: their size together.
+        count: number of them.
+        part: what they are, one of `PEAK_PARTS`.
+        op, module: the operator that made them, and the FQN of the module that ran it.
+        source: `file:line` of the model's code that did so: the innermost frame outside of torch and acbench.
+            What backward made has the line of forward. Empty where no such code was there.
+        shape, dtype: those of the operator's result.
+    """
+
+    bytes: int
+    count: int = 1
+    part: str
+    op: str
+    module: str
+    source: str = ""
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
     """A stay of the step in a module: the highest total of live storages on the device there."""
 
@@ -134,6 +158,9 @@ class MeasuredMemory(MemoryNumbers):
         saved_by_module: saved bytes by the FQN of the module that made them.
         peak_parts: bytes on the device at the moment of `peak_bytes`, by `PEAK_PARTS`; they sum to it. A part
             without bytes is missing.
+        largest_at_peak: of what the step has made and what lives at the moment of `peak_bytes`, the largest,
+            at most 20. What stood before the step is in `peak_parts` alone. Empty of a predicted step that is
+            composed of those of models with fewer blocks.
         timeline: highest total on the device in each stay in a module, in order of time; of a long step, the
             highest of neighbouring stays, at most 200 in all.
     """
@@ -141,6 +168,7 @@ class MeasuredMemory(MemoryNumbers):
     largest_saved: tuple[SavedTensor, ...] = ()
     saved_by_module: dict[str, int] = field(default_factory=dict)
     peak_parts: dict[str, int] = field(default_factory=dict)
+    largest_at_peak: tuple[LivingTensor, ...] = ()
     timeline: tuple[Moment, ...] = ()
 
 

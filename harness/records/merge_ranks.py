@@ -99,7 +99,8 @@ class BaselineMemory(PeakBytes):
 class Memory(MeasuredMemory):
     """The bytes of a trial, maximum over ranks.
 
-    `peak_phase`, `peak_module`, `peak_parts` and `timeline` are those of the rank with the highest peak;
+    `peak_phase`, `peak_module`, `peak_parts`, `largest_at_peak` and `timeline` are those of the rank with the
+    highest peak;
     `largest_saved` and `saved_by_module` those of the rank that saves most. Ties go to the lowest rank.
 
     Fields:
@@ -202,6 +203,7 @@ def merge_memory(
         peak_module=highest.peak_module,
         peak_parts=highest.peak_parts,
         allocator=_merge_allocators([memory.allocator for memory in memories]),
+        largest_at_peak=highest.largest_at_peak,
         timeline=highest.timeline,
         largest_saved=fullest.largest_saved,
         saved_by_module=fullest.saved_by_module,

@@ -21,12 +21,14 @@ from harness.measure.nvml import energy_meter
 from harness.measure.speed.peak_rates import peak_flops
 from harness.measure.speed.timing import PairedTimes, clock_for, consecutive, interleave
 from harness.measure.step import StepReport, allocator_truth, instrument
+from harness.measure.step_trace import traced
 from harness.models.base import Batch
 from harness.ranks.entry import RankContext
 from harness.records.fields import encode
 from harness.records.measured import MeasuredBaseline, MeasuredTime, Observed, RankResult
 from harness.records.parity_result import Parity
 from harness.records.probed import Probed
+from harness.records.step_trace import write_step
 from harness.trial.act import Act
 from harness.trial.asking import TrialModels, first_link
 from harness.trial.assemble import Assembled, assemble
@@ -132,7 +134,12 @@ def _run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None) -> R
         gc.collect()  # the model that the plan was made with
         plan = replace(plan, experiment=planned)
         bench = replace(bench, plan=plan)
-        result = _measure(bench, plan.experiment, on_built=lambda: context.phase("instrument"))
+        result = _measure(
+            bench,
+            plan.experiment,
+            on_built=lambda: context.phase("instrument"),
+            on_report=lambda report: write_step(traced(report, context.rank), context.trial_dir),
+        )
         context.phase("parity")
         if not context.rank:  # a record has that of rank 0
             result = replace(result, environment=describe(context.device, plan.experiment.files))

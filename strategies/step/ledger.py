@@ -30,7 +30,8 @@ class Life:
 
     Fields:
         nbytes: its size now; 0 once it is dead.
-        phase, module, op: where it was made; `phase` is empty for what stood before the step.
+        phase, module, op, source: where it was made, `source` as `file:line`; `phase` is empty for what stood
+            before the step.
         shape, dtype: those of the tensor that made it known.
         on_host: whether it lies in host memory while the model computes elsewhere.
     """
@@ -40,6 +41,7 @@ class Life:
     on_host: bool = False
     op: str = ""
     module: str = ""
+    source: str = ""
     phase: str = ""
     shape: tuple[int, ...] = ()
     dtype: str = ""

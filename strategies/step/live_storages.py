@@ -79,6 +79,7 @@ class LiveStorages(OperatorMode):
         self._promoted: list[_Promoted] = []
         self._hidden_bytes: dict[int, int] = {}
         self._seen_late: set[int] = set()
+        self._source = ""
         self._patches = ExitStack()
 
     def __enter__(self) -> Self:
@@ -116,6 +117,7 @@ class LiveStorages(OperatorMode):
 
     def add_made(self, tensor: Tensor, op: str) -> None:
         """Enter the storage of a plain tensor that `op` has just made outside of dispatch."""
+        self._source = self._position.source
         self._enter_result(tensor, op)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -125,6 +127,7 @@ class LiveStorages(OperatorMode):
     def followed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Touched]:
         """Run `func` and enter what it made; return its result and the plain tensors that it touched."""
         self._settle_numbers()
+        self._source = self._position.source
         operands = list(plain_tensors(tensors_in((args, kwargs))))
         if func is not _aten.lift_fresh.default:  # whose operand `torch.tensor` has just made
             # DDP's buckets stood unseen; what dies before the step ends, gloo made for itself
@@ -228,7 +231,9 @@ class LiveStorages(OperatorMode):
     def _enter_made(self, nbytes: int, op: str, kind: Kind = Kind.CREATED, **details: Any) -> int:
         """Enter a storage that `op` has made where the step is now; return its number."""
         phase, module = self._position.phase, self._position.module
-        life = Life(nbytes=nbytes, op=op, kind=kind, phase=phase, module=module, **details)
+        life = Life(
+            nbytes=nbytes, op=op, kind=kind, phase=phase, module=module, source=self._source, **details
+        )
         return self.ledger.add(life)
 
     def _settle_numbers(self) -> None:
@@ -251,7 +256,7 @@ class LiveStorages(OperatorMode):
         @functools.wraps(original)
         def get_rng_state(*args: Any, **kwargs: Any) -> Tensor:
             state = original(*args, **kwargs)
-            self._enter_result(state, RANDOM_STATE)
+            self.add_made(state, RANDOM_STATE)
             return state
 
         return get_rng_state

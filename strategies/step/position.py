@@ -31,6 +31,16 @@ class Position:
         return ""
 
     @property
+    def place(self) -> str:
+        """The same, for who asks in between: asking does not change what is told later."""
+        return ""
+
+    @property
+    def source(self) -> str:
+        """`file:line` of the model's code that executes, or whose backward does; empty where not followed."""
+        return ""
+
+    @property
     def is_recomputing(self) -> bool:
         """True if the executing operator is a forward operator of a backward pass.
 

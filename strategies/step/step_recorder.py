@@ -105,6 +105,8 @@ class RecordedOperator:
         writes: storages that it wrote to in place.
         makes: storages that it made, each with the number of the tensor among its results.
         node: name of the autograd node that ran it; empty outside of backward.
+        module, source: FQN of the module and `file:line` of the model's code that it belongs to; empty where
+            nobody follows them.
     """
 
     work: OperatorWork
@@ -114,6 +116,8 @@ class RecordedOperator:
     writes: frozenset[int]
     makes: Mapping[int, int]
     node: str
+    module: str = ""
+    source: str = ""
 
     @property
     def name(self) -> str:
@@ -176,6 +180,8 @@ class StepRecorder(LiveStorages):
             writes=self.storages(written),
             makes=made,
             node=self._position.node,
+            module=self._position.place,
+            source=self._source,
         )
 
     def storages(self, tensors: Iterable[Tensor]) -> frozenset[int]:

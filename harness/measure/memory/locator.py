@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from harness.measure.memory.source_lines import source_line
 from strategies.estimate.patched import Wrappings, wrapped
 from strategies.estimate.recomputing import is_marked
 from strategies.step.position import FIRST_UNORDERED_NODE, Position, running_node, sequence_number
@@ -56,12 +57,15 @@ class Locator(Position, AbstractContextManager["Locator"]):
         self._inside: list[int] = []
         self._starts: list[int] = [0]
         self._owners: list[str] = [LOSS]
+        self._lines: list[str] = []
+        self._line_starts: list[int] = []
         self._latest = LOSS
         self.wrappings = Wrappings()
         self._thread = threading.get_ident()
 
     def __enter__(self) -> Self:
         self._thread = threading.get_ident()
+        self._lines, self._line_starts = [""], [0, _next_sequence_number()]
         for owner in _owners_of_forward(self._model):
             self.wrappings.enter(partial(_following, owner, self._follow))
         for module in self._model.modules():
@@ -83,13 +87,33 @@ class Locator(Position, AbstractContextManager["Locator"]):
         """FQN of the module that executes, or to which the executing backward node belongs."""
         if self.phase == "optimizer":
             return OPTIMIZER
-        if self._inside:
-            self._latest = self._names[self._inside[-1]]
-        elif self.phase == "forward":
-            self._latest = LOSS
-        else:
-            self._latest = self._owner_of_node() or self._latest
+        self._latest = self.place
         return self._latest
+
+    @property
+    def place(self) -> str:
+        """The same, without being remembered for the nodes that no module owns."""
+        if self.phase == "optimizer":
+            return OPTIMIZER
+        if self._inside:
+            return self._names[self._inside[-1]]
+        return LOSS if self.phase == "forward" else self._owner_of_node() or self._latest
+
+    @property
+    def source(self) -> str:
+        """`file:line` of the model's code that executes; in backward, where the node was made.
+
+        Asked at every operator, so that each node has the line that made it.
+        """
+        if self.phase == "optimizer":
+            return ""
+        line = source_line()
+        following = _next_sequence_number()
+        if threading.get_ident() == self._thread and following > self._line_starts[-1]:
+            # nodes since the operator before are those of this one, and of views that came just before it
+            self._lines.append(line)
+            self._line_starts.append(following)
+        return line or self._line_of_node()
 
     @property
     def is_recomputing(self) -> bool:
@@ -139,6 +163,13 @@ class Locator(Position, AbstractContextManager["Locator"]):
         if node is None or sequence_number(node) >= FIRST_UNORDERED_NODE:
             return None
         return self._owners[bisect_right(self._starts, sequence_number(node)) - 1]
+
+    def _line_of_node(self) -> str:
+        """Return the line that made the running backward node; empty of one that no operator has made."""
+        node = running_node()
+        if node is None or sequence_number(node) >= self._line_starts[-1]:
+            return ""
+        return self._lines[bisect_right(self._line_starts, sequence_number(node)) - 1]
 
 
 def _next_sequence_number() -> int:

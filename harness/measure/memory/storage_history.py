@@ -9,13 +9,35 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple, TypeVar
 
-from harness.records.measured import PEAK_PARTS, MeasuredMemory, Moment, SavedTensor, StageAction
+from harness.records.measured import (
+    PEAK_PARTS,
+    LivingTensor,
+    MeasuredMemory,
+    Moment,
+    SavedTensor,
+    StageAction,
+)
 from strategies.step.live_storages import RANDOM_STATE
 
 LARGEST_SAVED = 20
+LARGEST_AT_PEAK = 20
 MOST_MOMENTS = 200
 
 T = TypeVar("T")
+
+
+class Birth(NamedTuple):
+    """What a step made a storage with; all fields are those of `LivingTensor`."""
+
+    op: str = ""
+    module: str = ""
+    source: str = ""
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+
+
+_STOOD = Birth()
+"""Of what the step has not made."""
 
 
 class StorageChange(NamedTuple):
@@ -27,6 +49,7 @@ class StorageChange(NamedTuple):
         part: what the storage is, one of `PEAK_PARTS`.
         is_activation: whether forward or backward has made it, and it is no gradient of a parameter.
         on_host: whether it lies in host memory while the model computes elsewhere.
+        birth: what made the storage; nothing of one that stood before the step.
     """
 
     delta: int
@@ -35,6 +58,7 @@ class StorageChange(NamedTuple):
     part: str
     is_activation: bool = False
     on_host: bool = False
+    birth: Birth = _STOOD
 
 
 def in_order(changes: Iterable[tuple[int, StorageChange]]) -> list[StorageChange]:
@@ -109,6 +133,7 @@ class StorageHistory:
             random_state_bytes=sum(tensor.bytes for tensor in self.saved if tensor.op == RANDOM_STATE),
             largest_saved=tuple(sorted(self.saved, key=_largest_first)[:LARGEST_SAVED]),
             saved_by_module=dict(by_module),
+            largest_at_peak=tuple(_living_after(on_device[:until])[:LARGEST_AT_PEAK]),
             timeline=_timeline(start_bytes, on_device),
         )
 
@@ -139,7 +164,25 @@ class StorageHistory:
         return {part: parts[part] for part in PEAK_PARTS if parts[part]}
 
 
-def _largest_first(tensor: SavedTensor) -> int:
+def _living_after(changes: Iterable[StorageChange]) -> list[LivingTensor]:
+    """Return what the step has made and lives after `changes`, largest first, equal ones in order of birth."""
+    living: Counter[tuple[str, Birth]] = Counter()
+    counts: Counter[tuple[str, Birth]] = Counter()
+    for change in changes:
+        kind = change.part, change.birth
+        living[kind] += change.delta
+        counts[kind] += 1 if change.delta > 0 else -1
+    return sorted(
+        (
+            LivingTensor(bytes=nbytes, count=max(counts[part, birth], 1), part=part, **birth._asdict())
+            for (part, birth), nbytes in living.items()
+            if birth != _STOOD and nbytes > 0
+        ),
+        key=_largest_first,
+    )
+
+
+def _largest_first(tensor: SavedTensor | LivingTensor) -> int:
     return -tensor.bytes
 
 

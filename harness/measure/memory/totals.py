@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from harness.measure.memory.allocator import LiveTotals
-from harness.measure.memory.storage_history import StorageChange, StorageHistory, in_order
+from harness.measure.memory.storage_history import Birth, StorageChange, StorageHistory, in_order
 from harness.measure.trainee import Trainee
 from harness.records.measured import SavedTensor
 from strategies.estimate.liveness import storage_bytes
@@ -106,7 +106,7 @@ class StepTotals:
     def history(self) -> StorageHistory:
         """Return all storages of the step, at its end."""
         ledger = self._live.ledger
-        parts = self._parts()
+        parts = self.parts()
         start = Counter(dict.fromkeys(parts, 0))
         for life, part in zip(ledger.lives, parts, strict=True):
             start[part] += life.nbytes if is_on_device(life) else 0
@@ -130,8 +130,8 @@ class StepTotals:
             optimizer_bytes=storage_bytes(optimizer_state_of(self._trainee.optimizer)),
         )
 
-    def _parts(self) -> list[str]:
-        """Return the part of each storage, by number."""
+    def parts(self) -> list[str]:
+        """Return the part of each storage, by number; call it at the end of the step."""
         owners = {number: part for part, numbers in self._numbers.items() for number in numbers}
         return [owners.get(number) or _part_of(life) for number, life in enumerate(self._live.ledger.lives)]
 
@@ -184,7 +184,10 @@ def _total_bytes(saved: list[SavedTensor]) -> int:
 
 
 def _change(change: SizeChange, life: Life, part: str) -> StorageChange:
-    return StorageChange(change.delta, change.phase, change.module, part, is_activation(life), life.on_host)
+    birth = Birth(life.op, life.module, life.source, life.shape, life.dtype) if life.op else Birth()
+    return StorageChange(
+        change.delta, change.phase, change.module, part, is_activation(life), life.on_host, birth
+    )
 
 
 def _standing_by_part(trainee: Trainee, batch: Any) -> dict[str, Iterable[Tensor]]:
