@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -76,7 +76,7 @@ _ANSWERS = f"{predictions.__name__}:{predictions.answers.__name__}"
 _HOPELESS = (UnknownOptionError, MissingPackageError)
 """Refusals that are no result where all points have them: a typo, or an extra that is not installed."""
 
-_VERSION, _DRY_RUN, _JSON, _HELP = "--version", "--dry-run", "--json", "--help"
+_VERSION, _DRY_RUN, _JSON, _TRACE, _HELP = "--version", "--dry-run", "--json", "--trace", "--help"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -87,6 +87,7 @@ class _Command:
         program: name of the command, for messages.
         act: what is done with points: they run, are listed, or are predicted.
         is_json: whether predictions are printed as JSON.
+        is_traced: whether predicted steps are kept with their records.
         is_composed: whether Hydra has composed the configuration.
         single: configuration of the one trial; `None` for a sweep.
         hydra: Hydra's own part of that configuration.
@@ -100,6 +101,7 @@ class _Command:
     program: str = "acbench"
     act: Literal["run", "list", "predict"] = "run"
     is_json: bool = False
+    is_traced: bool = False
     is_composed: bool = False
     single: DictConfig | None = None
     hydra: HydraConf | None = None
@@ -123,8 +125,10 @@ def main() -> None:
 def plan() -> None:
     """Run `acbench-plan`; exit 0 where all points fit, 1 where some do not, 2 where it is refused."""
     words = sys.argv[1:]
-    command = _Command(program="acbench-plan", act="predict", is_json=_JSON in words)
-    _execute(command, [word for word in words if word != _JSON])
+    command = _Command(
+        program="acbench-plan", act="predict", is_json=_JSON in words, is_traced=_TRACE in words
+    )
+    _execute(command, [word for word in words if word not in (_JSON, _TRACE)])
 
 
 def _execute(command: _Command, words: Sequence[str]) -> None:
@@ -445,18 +449,47 @@ def _outline(points: Sequence[Point], run: Run, launcher: Launcher) -> None:
 def _predict(
     points: Sequence[tuple[Point, Hardware | None]], chosen: Settings, launcher: Launcher, agent: Agent
 ) -> None:
-    """Print what is predicted of the points."""
+    """Print what is predicted of the points, and keep their steps where that is asked for.
+
+    Raises:
+        ConfigError: steps are to be kept where trials have run.
+    """
     command, store = _command.get(), Store(Path(chosen.run.outputs_dir) / chosen.run.name)
     is_done = finished_before(store, launcher, rerun=chosen.run.rerun)
+    if command.is_traced:
+        _require_unmeasured(store)
     rows = planned(
-        points, chosen.solve, lambda each: state_of(each, store, is_done), partial(agent.call, _ANSWERS)
+        points,
+        chosen.solve,
+        lambda each: state_of(each, store, is_done),
+        partial(agent.call, _ANSWERS),
+        kept_in=store.root.resolve() if command.is_traced else None,
     )
+    if command.is_traced:
+        for row in rows:
+            if row.record.status == "predicted":
+                store.write(replace(row.record, outlook=row.outlook))
+        sys.stderr.write(f"{command.program}: steps are kept in {store.root}\n")
     if command.is_json:
         sys.stdout.write(json.dumps([row.to_dict() for row in rows], indent=1) + "\n")
     else:
         content = plan_sheet(rows)
         print_sheet(content, PLAN_LEGEND)
     command.status = exit_code_of_plan(rows)
+
+
+def _require_unmeasured(store: Store) -> None:
+    """Refuse a folder with records of trials that ran: a prediction takes the place of no measurement.
+
+    Raises:
+        ConfigError: the sweep has such a record, or its folder cannot be written.
+    """
+    store.require_writable()
+    if any(record.status != "predicted" for record in store.scan().records):
+        problem = (
+            f"{str(store.root)!r} has records of trials that ran, and predictions would stand among them"
+        )
+        raise ConfigError("name", f"{problem}; choose another name for --trace")
 
 
 def _run(

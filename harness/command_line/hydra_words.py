@@ -25,7 +25,10 @@ _AMBIGUOUS = re.compile(r"Ambiguous value for argument '(.*?)'")
 _OPTION_OF_A_GROUP = re.compile(r"(?!hydra\.)[a-z]\w*\.[\w.]+=")
 
 
-FLAGS = ("-m", "--multirun", "--dry-run", "--json", "--help", "--hydra-help", "--version", "--cfg", "--info")
+FLAGS = (
+    "-m", "--multirun", "--dry-run", "--json", "--trace", "--help", "--hydra-help", "--version", "--cfg",
+    "--info",
+)  # fmt: skip
 """Flags of a command that people type; Hydra has some more."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 PLAN_HELP = """\
 acbench-plan predicts what trials need and take, on any hardware and any mesh; nothing runs.
 
-  acbench-plan [-m] [options] [--json]
+  acbench-plan [-m] [options] [--json] [--trace]
   acbench-plan solve=FIELD hardware=NAME [options]
   acbench-plan --version | --help
 
@@ -17,6 +17,7 @@ Options are those of acbench (acbench --help lists groups and defaults), and:
   solve=FIELD      batch_size, sequence_length, model.n_layers: the largest that fits;
                    mesh.dp_shard, mesh.tp, microbatches: the smallest
   --json           records as a JSON array on stdout
+  --trace          records and steps are kept in outputs/<name>; acbench-report --format perfetto shows them
 
 Exit status: 0 every point fits, 1 some do not, 2 the command was refused.
 

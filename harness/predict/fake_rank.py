@@ -25,7 +25,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
 from harness.experiment.mesh import Mesh
-from harness.measure.step import instrument, runnable_step
+from harness.measure.step import StepReport, instrument, runnable_step
 from harness.models.base import Batch
 from harness.predict.compiled_step import compiling_fakes, fakes_of
 from harness.predict.fake_pipelines import fake_pipelines
@@ -56,13 +56,19 @@ DEVICES = ("cpu",)
 """Types of devices for which a step can be predicted."""
 
 
-def step_log(experiment: Experiment, device: str, pp_rank: int = 0) -> StepLog:
+def step_log(
+    experiment: Experiment,
+    device: str,
+    pp_rank: int = 0,
+    look: Callable[[StepReport], None] = lambda _: None,
+) -> StepLog:
     """Run one instrumented step of `experiment` on the first rank of a stage and return what it does.
 
     Args:
         experiment: the variant or its twin.
         device: one of `DEVICES`.
         pp_rank: index of the rank among those of a pipeline.
+        look: is given the step.
 
     Raises:
         ConfigError: no such device; something of the model depends on data.
@@ -76,6 +82,7 @@ def step_log(experiment: Experiment, device: str, pp_rank: int = 0) -> StepLog:
         warm_up(trainee, batch, steps=_warm_up_steps(mesh))
         asked: Counter[str] = Counter()
         report = instrument(trainee, batch(UNMEASURED_STEPS), around=partial(policies_counted, asked))
+        look(report)
         return StepLog(
             history=report.history,
             operators=[operator.work for operator in report.operators],

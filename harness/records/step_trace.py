@@ -132,8 +132,7 @@ def _read(path: Path) -> StepTrace:
     try:
         with gzip.open(BytesIO(files.read_bytes(path, _MOST_BYTES))) as unpacked:
             value = json.loads(unpacked.read(_MOST_UNPACKED))
-        if value["version"] != _VERSION:
-            raise ValueError(f"has version {value['version']!r}, and this acbench reads {_VERSION}")
+        _require(value["version"] == _VERSION, f"this acbench reads version {_VERSION}")
         trace = StepTrace(
             rank=int(value["rank"]),
             start=tuple((int(number), int(nbytes)) for number, nbytes in value["start"]),
@@ -142,11 +141,16 @@ def _read(path: Path) -> StepTrace:
             operators=_rows(TracedOperator, value["operators"]),
         )
         numbers = [number for number, *_ in (*trace.start, *trace.changes)]
-        if any(not 0 <= number < len(trace.storages) for number in numbers):
-            raise ValueError("tells of a storage that it does not describe")
+        is_known = all(0 <= number < len(trace.storages) for number in numbers)
+        _require(is_known, "it tells of a storage that it does not describe")
     except (EOFError, KeyError, RecursionError, TypeError, ValueError, gzip.BadGzipFile) as error:
         raise ValueError(f"{path}: is no trace of a step: {error}") from error
     return trace
+
+
+def _require(is_right: bool, problem: str) -> None:
+    if not is_right:
+        raise ValueError(problem)
 
 
 def _rows(cls: type[_Row], rows: Sequence[Sequence[Any]]) -> tuple[_Row, ...]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from harness.errors import ConfigError
 from harness.records.claims import is_abandoned
 from harness.records.files import SHARED, make_folder, write_atomically
+from harness.records.step_trace import read_steps
 from harness.records.store import RECORD, Store
 from harness.report.content.changes import changes
 from harness.report.content.contents import document
@@ -26,10 +27,11 @@ from harness.report.facts.sweep_records import SweepRecords, UnreadableError, lo
 from harness.report.formats.csv import to_csv
 from harness.report.formats.html import to_html
 from harness.report.formats.markdown import to_markdown, to_svg
+from harness.report.formats.traces import TRACES
 from harness.report.odd_records import odd_records
 from harness.report.wandb.publisher import Tracker, publish
 
-FORMATS = ("html", "markdown", "csv", "wandb")
+FORMATS = ("html", "markdown", "csv", "wandb", *TRACES)
 
 _DEFAULT = Tracker()
 _REFUSED = 2
@@ -128,6 +130,8 @@ def _checks(options: argparse.Namespace) -> Iterator[tuple[bool, str]]:
     wants_wandb = "wandb" in formats
     is_homeless = wants_wandb and not first.is_dir()
     yield is_homeless, "--format: wandb keeps its files in the folder of a sweep; give that"
+    is_loose = bool(formats & set(TRACES)) and not first.is_dir()
+    yield is_loose, f"--format: {' and '.join(TRACES)} need the folder of a sweep, where steps are kept"
     yield options.sync and not wants_wandb, "--sync: sends to W&B; add --format wandb"
     yield options.watch and (count > 1 or formats != {"html"}), "--watch: follows one sweep, as html"
     yield options.watch and first.is_file(), "--watch: follows the folder of a sweep; a file does not change"
@@ -185,6 +189,8 @@ def _report(options: argparse.Namespace, sweeps: Sequence[SweepRecords], refresh
     }
     for made in filter(options.format.__contains__, writers):
         writers[made]()
+    if kinds := [kind for kind in options.format if kind in TRACES]:
+        _write_traces(sweeps[0], root, options.out or root, kinds)
     _print(content, sweeps[0] if is_one and refresh_s is None else None)
     if options.fail_if:
         return _judged(options.fail_if, *sweeps)
@@ -227,6 +233,34 @@ def _write_markdown(content: Document, folder: Path, name: str) -> None:
         path = folder / _FIGURES / f"{figure.key}.svg"
         write_atomically(path, to_svg(figure), within=folder, mode=SHARED)
     _write(folder / f"{name}.md", to_markdown(content, _FIGURES))
+
+
+def _write_traces(sweep: SweepRecords, root: Path, folder: Path, kinds: Sequence[str]) -> None:
+    """Write the step of each trial for other programs, and say which trials have kept none.
+
+    Raises:
+        UnreadableError: none has.
+    """
+    missing = []
+    for entry in sweep.entries:
+        try:
+            steps = read_steps(root / entry.trial_id)
+        except ValueError as error:
+            raise UnreadableError(str(error)) from error
+        if not steps:
+            missing.append(entry)
+            continue
+        make_folder(folder / entry.trial_id, within=folder)
+        for kind in kinds:
+            path = folder / entry.trial_id / TRACES[kind].file
+            write_atomically(path, TRACES[kind].content(steps, entry.name), within=folder, mode=SHARED)
+            sys.stderr.write(f"wrote {path}\n")
+    if len(missing) == len(sweep.entries):
+        remedy = "run them again with rerun=true; of predictions acbench-plan --trace keeps them"
+        raise UnreadableError(f"{root}: none of its trials has kept a step (step0.json.gz); {remedy}")
+    for entry in missing:
+        why = "no step was kept" if entry.record.memory else f"it ended {entry.record.status} without a step"
+        sys.stderr.write(f"acbench-report: {entry.name}: {why}\n")
 
 
 def _send(options: argparse.Namespace) -> int:

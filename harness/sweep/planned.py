@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from harness.errors import ConfigError, PredictedOomError, UnplannedError
@@ -32,6 +33,7 @@ def planned(
     field: str | None,
     state: Callable[[Point], str],
     ask: Ask,
+    kept_in: Path | None = None,
 ) -> list[PlannedPoint]:
     """Return a row for each distinct point on each hardware.
 
@@ -40,13 +42,14 @@ def planned(
         field: field to solve for; `None` takes the points as they are.
         state: whether a point is done, to run, elsewhere or refused.
         ask: predicts.
+        kept_in: folder of the sweep in which the steps are kept; `None` keeps none.
     """
     distinct = list(
         {(point.trial_id, repr(hardware)): (point, hardware) for point, hardware in points}.values()
     )
     labels = point_labels([point.resolved for point, _ in distinct])
     questions = [
-        Question(experiment=point.experiment, label=label, hardware=hardware, field=field)
+        Question(experiment=point.experiment, label=label, hardware=hardware, field=field, kept_in=kept_in)
         for (point, hardware), label in zip(distinct, labels, strict=True)
         if point.experiment is not None
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from harness.experiment.experiment import Experiment
 from harness.predict.hardware import Hardware
@@ -22,12 +23,14 @@ class Question:
         label: what progress calls it.
         hardware: where it would run; `None` asks for bytes and FLOPs alone.
         field: field to solve for; `None` predicts the point as it is.
+        kept_in: folder of the sweep in which the steps are kept; `None` keeps none.
     """
 
     experiment: Experiment
     label: str
     hardware: Hardware | None = None
     field: str | None = None
+    kept_in: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -165,7 +165,7 @@ class StorageHistory:
 
 
 def _living_after(changes: Iterable[StorageChange]) -> list[LivingTensor]:
-    """Return what the step has made and lives after `changes`, largest first, equal ones in order of birth."""
+    """Return what the step has made and lives after `changes`, largest first, then in order of birth."""
     living: Counter[tuple[str, Birth]] = Counter()
     counts: Counter[tuple[str, Birth]] = Counter()
     for change in changes:

@@ -10,6 +10,7 @@ from harness.records.record import Record
 from harness.report.content.answer import answer, differing, ending
 from harness.report.content.details import MOST_DETAILED, detailed, details
 from harness.report.content.figures import MOST_BARS, figures
+from harness.report.content.largest_at_peak import largest_at_peak
 from harness.report.content.predicted_tables import beside_measured, fastest, outlooks
 from harness.report.content.tables import (
     collectives,
@@ -50,6 +51,7 @@ def document(sweep: SweepRecords) -> Document:
                 [verdicts(sweep)] if {each.status for each in sweep.records} - {"predicted"} else []
             ),
         ),
+        Section(key="peak", title="What lives at the peak", items=_filled([largest_at_peak(sweep)])),
         Section(key="endings", title="Failures", items=_filled([failures(sweep)])),
         Section(
             key="traffic",

@@ -173,6 +173,11 @@ def largest_saved(index: int) -> Quantity:
     return _memory(lambda memory: memory.largest_saved[index].bytes)
 
 
+def largest_at_peak(index: int) -> Quantity:
+    """Return the bytes of one of the largest tensors at the peak."""
+    return _memory(lambda memory: memory.largest_at_peak[index].bytes)
+
+
 def timeline_bytes(index: int | str) -> Quantity:
     """Return the bytes of one stay of the timeline; `{moment}` is the column of a figure with the index."""
     return _memory(lambda memory: memory.timeline[cast("int", index)].bytes)
