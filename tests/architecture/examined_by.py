@@ -22,6 +22,7 @@ EXAMINED_BY = {
     "harness/check/plain_names.py": "tests/harness/check/test_neutrality.py",
     "harness/check/subject.py": "tests/harness/check/test_neutrality.py",
     "harness/check/workshop.py": "tests/harness/check/test_neutrality.py",
+    "harness/report/formats/traces.py": "tests/harness/report/test_main.py",
     "harness/command_line/plan_help.py": "tests/harness/command_line/test_cli.py",
     "harness/command_line/fit_command.py": "tests/harness/fit/test_answer.py",
     "harness/command_line/fit_words.py": "tests/harness/fit/test_answer.py",

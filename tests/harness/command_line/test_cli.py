@@ -22,6 +22,8 @@ import pytest
 from harness.command_line import cli, hydra_words
 from harness.command_line.plan_help import PLAN_HELP
 from harness.ranks.forkserver import ForkServer
+from harness.records.step_trace import read_steps
+from harness.records.store import Store
 from strategies import ac_variants
 from tests.harness import command
 from tests.harness.command import Finished
@@ -305,6 +307,26 @@ def test_a_plan_predicts_and_leaves_nothing(acbench_plan: Run, tmp_path: Path) -
     assert rows[0]["bound_by"] == "host"  # launches take longer than operators of this size
     assert done.stderr.splitlines()[-1].startswith("[2/2] ")
     assert _files(tmp_path) == []
+
+
+def test_predicted_steps_are_kept_where_no_trial_ran(acbench_plan: Run, acbench: Run, tmp_path: Path) -> None:
+    done = acbench_plan("-m", *SMALL, "ac=none,full", "name=kept", "--trace")
+    assert (done.code, done.stderr.splitlines()[-1]) == (0, "acbench-plan: steps are kept in outputs/kept")
+    store = Store(tmp_path / "outputs" / "kept")
+    for record in store.scan().records:
+        (step,) = read_steps(store.trial_dir(record.trial_id))
+        assert record.status == "predicted"
+        assert record.memory is not None
+        assert record.memory.peak_bytes == max(step.totals())
+        assert record.memory.largest_at_peak
+    assert len(store.scan().records) == 2
+    acbench(*SMALL, "name=ran")
+    done = acbench_plan(*SMALL, "name=ran", "--trace")
+    problem = "'outputs/ran' has records of trials that ran, and predictions would stand among them"
+    assert (done.code, done.stderr) == (
+        2,
+        f"acbench-plan: name: {problem}; choose another name for --trace\n",
+    )
 
 
 def test_a_glob_of_a_plan_on_hardware_means_a_budget_of_what_is_usable(acbench_plan: Run) -> None:

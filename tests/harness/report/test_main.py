@@ -10,9 +10,14 @@ import pytest
 
 from harness.records.claims import claim, holding, new_submission, write_submission
 from harness.records.record import Record
+from harness.records.step_trace import write_step
 from harness.records.store import Store
+from harness.records.store import trial_id as experiment_id
+from harness.report.formats.memory_viz import to_memory_viz
+from harness.report.formats.perfetto import to_perfetto
 from harness.report.main import main
 from tests.harness.records_fixture import STARTED, experiment, failed, rank_result, record
+from tests.harness.step_fixture import STEP
 
 ROOT = Path(__file__).parents[3]
 
@@ -55,6 +60,34 @@ def test_formats_are_written_beside_the_records(folder: Path, capsys: pytest.Cap
         "work.svg",
     }
     assert (folder / "report.html").read_text("utf-8").startswith("<!doctype html>")
+
+
+def test_steps_are_written_for_other_programs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    full, oom, none = (
+        experiment_id(each) for each in (experiment("full"), experiment("offload"), experiment("none"))
+    )
+    write_step(STEP, folder / full)
+    assert main([str(folder), "--format", "perfetto,memory_viz"]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert sorted(said) == sorted(
+        [
+            f"wrote {folder / full / 'perfetto.json'}",
+            f"wrote {folder / full / 'memory_viz.pickle'}",
+            "acbench-report: none on single: no step was kept",
+            "acbench-report: offload on single: it ended oom without a step",
+        ]
+    )
+    assert (folder / full / "perfetto.json").read_text("utf-8") == to_perfetto([STEP], "full on single")
+    assert (folder / full / "memory_viz.pickle").read_bytes() == to_memory_viz([STEP])
+    assert not any((folder / other / "perfetto.json").exists() for other in (none, oom))
+
+
+def test_steps_that_nobody_kept_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(folder), "--format", "perfetto"]) == 2
+    assert capsys.readouterr().err.endswith(
+        f"acbench-report: {folder}: none of its trials has kept a step (step0.json.gz); run them again with "
+        "rerun=true; of predictions acbench-plan --trace keeps them\n"
+    )
 
 
 def test_another_folder_and_a_name_that_exists_in_no_sweep(folder: Path, tmp_path: Path) -> None:
@@ -278,7 +311,7 @@ def test_what_cannot_be_reported_is_refused(
     [
         pytest.param(
             ["a", "--format", "pdf"],
-            "argument --format: must be one of html, markdown, csv, wandb, got 'pdf'",
+            "argument --format: must be one of html, markdown, csv, wandb, perfetto, memory_viz, got 'pdf'",
             id="format",
         ),
         pytest.param(["a", "b", "c"], "at most two sweeps can be compared, got 3", id="three"),

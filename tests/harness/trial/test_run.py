@@ -111,8 +111,8 @@ RECORD_KEYS = {
     "memory": {
         "saved_bytes", "peak_bytes", "activation_peak_bytes", "peak_phase", "peak_module", "parameter_bytes",
         "gradient_bytes", "optimizer_bytes", "host_peak_bytes", "random_state_bytes", "by_rank", "allocator",
-        "largest_saved", "largest_at_peak", "saved_by_module", "peak_parts", "timeline", "predicted_peak_bytes",
-        "baseline", "pipeline",
+        "largest_saved", "largest_at_peak", "saved_by_module", "peak_parts", "timeline", "baseline",
+        "pipeline", "predicted_peak_bytes",
     },
     "memory.allocator": {
         "source", "peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "workspace_bytes",

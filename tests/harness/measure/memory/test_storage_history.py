@@ -7,13 +7,15 @@ from collections.abc import Sequence
 import pytest
 
 from harness.measure.memory.storage_history import (
+    LARGEST_AT_PEAK,
     LARGEST_SAVED,
     MOST_MOMENTS,
+    Birth,
     StorageChange,
     StorageHistory,
     in_order,
 )
-from harness.records.measured import MeasuredMemory, Moment, SavedTensor, StageAction
+from harness.records.measured import LivingTensor, MeasuredMemory, Moment, SavedTensor, StageAction
 
 
 def _memory(
@@ -95,6 +97,37 @@ def test_what_lives_at_the_first_highest_total_sums_to_it() -> None:
     )
     assert (memory.peak_bytes, memory.peak_phase, memory.peak_module) == (117, "forward", "a")
     assert memory.peak_parts == {"parameters": 100, "optimizer": 7, "saved": 10}
+
+
+def test_the_largest_at_the_peak_are_what_the_step_has_made_and_not_yet_dropped() -> None:
+    up = Birth("aten.mm.default", "layers.0.up", "model.py:7", (4, 8), "float32")
+    down = up._replace(module="layers.0.down", source="model.py:8")
+    memory = _memory(
+        StorageChange(30, "forward", "a", "saved", birth=up),
+        StorageChange(30, "forward", "a", "saved", birth=up),
+        StorageChange(40, "forward", "b", "temporary", birth=down),
+        StorageChange(9, "forward", "b", "saved", on_host=True, birth=down),
+        StorageChange(-30, "backward", "b", "saved", birth=up),
+        StorageChange(60, "backward", "c", "gradients", birth=down),
+        StorageChange(70, "backward", "c", "unsharded_parameters"),
+        StorageChange(-40, "backward", "c", "temporary", birth=down),
+        start={"parameters": 1000},
+    )
+    assert memory.peak_bytes == 1000 + 30 + 40 + 60 + 70
+    assert memory.largest_at_peak == (
+        LivingTensor(bytes=60, part="gradients", **down._asdict()),
+        LivingTensor(bytes=40, part="temporary", **down._asdict()),
+        LivingTensor(bytes=30, part="saved", **up._asdict()),
+    )
+
+
+def test_equal_tensors_at_the_peak_are_counted_and_a_few_are_listed() -> None:
+    births = [Birth("op", str(number), "", (), "") for number in range(LARGEST_AT_PEAK)]
+    changes = [StorageChange(1, "forward", "a", "saved", birth=birth) for birth in births]
+    twice = StorageChange(5, "forward", "a", "saved", birth=Birth("op", "twice"))
+    memory = _memory(*changes, twice, twice)
+    assert memory.largest_at_peak[0] == LivingTensor(bytes=10, count=2, part="saved", op="op", module="twice")
+    assert [each.module for each in memory.largest_at_peak[1:]] == [birth.module for birth in births[:-1]]
 
 
 @pytest.mark.parametrize(
