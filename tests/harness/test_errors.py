@@ -41,7 +41,7 @@ def test_slurm_names_the_extra_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def without_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publisher, "_PACKAGES", ("no_such_wandb",))
+    monkeypatch.setattr(publisher, "_PACKAGES", {"wandb": ("no_such_wandb",)})
 
 
 @pytest.mark.usefixtures("without_wandb")

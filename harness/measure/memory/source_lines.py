@@ -13,8 +13,8 @@ _HARNESS = Path(__file__).parents[2]
 _MODELS = str(_HARNESS / "models") + "/"
 """Models that acbench ships are code of models as those of users are."""
 
-_STEP = str(_HARNESS / "measure" / "step.py")
-"""What called the step is no part of it."""
+_OUTERMOST = (str(_HARNESS / "measure" / "step.py"), torch.autograd.graph.__file__)
+"""What called the step, or in it the engine of backward, has not made what they make."""
 
 _PACKAGES = ("site-packages", "dist-packages")  # below the folder of the standard library
 _OTHERS = tuple(
@@ -35,7 +35,7 @@ def source_line() -> str:
     The file is named from the folder that it is imported from.
     """
     frame = sys._getframe(1)  # noqa: SLF001 (`inspect.stack` reads source files)
-    while frame is not None and frame.f_code.co_filename != _STEP:
+    while frame is not None and frame.f_code.co_filename not in _OUTERMOST:
         file = _shown(frame.f_code.co_filename)
         if file:
             return f"{file}:{frame.f_lineno}"

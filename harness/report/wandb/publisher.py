@@ -27,7 +27,7 @@ from harness.records.record import Record
 from harness.records.store import MARKER, RECORD, Store
 from harness.report.wandb.server_answers import last_answer
 
-TRACKERS = ("offline", "online", "none")
+TRACKERS = ("offline", "online", "none", "trackio", "mlflow")
 FOLDER = "wandb"
 """Folder of the tracker's files, below the sweep's folder."""
 
@@ -36,7 +36,9 @@ REPORT = "report.json"
 """File below `FOLDER` that names the records of the latest report, and its id in W&B."""
 
 _MOST_BYTES = 2**20  # of a marker
-_PACKAGES = ("wandb", "wandb_workspaces")
+_WANDB = "wandb"
+_SHOWN = {_WANDB: "W&B", "trackio": "trackio", "mlflow": "MLflow"}
+_PACKAGES = {_WANDB: ("wandb", "wandb_workspaces"), "trackio": ("trackio",), "mlflow": ("mlflow",)}
 _KEPT_SETTINGS = (
     "WANDB_API_KEY",
     "WANDB_BASE_URL",
@@ -54,8 +56,8 @@ class Tracker:
 
     Fields:
         name: `offline` writes W&B's files into the sweep's folder, `online` sends them too, `none` does
-            nothing.
-        project: project of W&B.
+            nothing; `trackio` and `mlflow` write files of theirs, or tell MLflow's server of the environment.
+        project: project of W&B or trackio, experiment of MLflow.
         entity: entity of W&B; `None` is the account's default.
         deadline_s: longest time in seconds that publishing may take; what is missing is sent next time.
     """
@@ -71,8 +73,15 @@ class Tracker:
         require_at_least("tracker.deadline_s", self.deadline_s, 1)
         if not self.project.strip():
             raise ConfigError("tracker.project", f"must name a project, got {self.project!r}")
-        if self.name == "online" and _missing():
-            raise ConfigError("tracker", _missing())
+        if self.entity is not None and self.kind != _WANDB:
+            raise ConfigError("tracker.entity", f"is an account of W&B; leave it out for {self.name}")
+        if self.name not in ("offline", "none") and _missing(self.kind):
+            raise ConfigError("tracker", _missing(self.kind))
+
+    @property
+    def kind(self) -> str:
+        """Name of the tracker, of its folder, its extra and its publisher."""
+        return self.name if self.name in _SHOWN else _WANDB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +94,7 @@ class Published:
         folder: where the offline files are.
         problem: why records remain, or why the report is not current; `None` when all is well.
         report_url: where the report is; `None` where none was sent.
+        tracker: what the tracker is called.
     """
 
     published: int
@@ -92,11 +102,12 @@ class Published:
     folder: Path
     problem: str | None
     report_url: str | None = None
+    tracker: str = _SHOWN[_WANDB]
 
     def __str__(self) -> str:
         """Return what was published, and what was not and why."""
         report = "" if self.report_url is None else f", report {self.report_url}"
-        done = f"W&B: {self.published} published, files in {self.folder}{report}"
+        done = f"{self.tracker}: {self.published} published, files in {self.folder}{report}"
         if self.problem is None:
             return done
         log = f"; see {self.folder / LOG}" if (self.folder / LOG).is_file() else ""
@@ -152,13 +163,15 @@ def publish(store: Store, tracker: Tracker, *, with_report: bool = False) -> Pub
     """
     if tracker.name == "none":
         return None
+    if tracker.kind != _WANDB:
+        return _publish_elsewhere(store, tracker)
     online = tracker.name == "online"
     waiting, with_report = pending(store, online=online), with_report or online
 
     def is_report_due() -> bool:
         return with_report and not _has_report(store, tracker)
 
-    problem = _missing() or None
+    problem = _missing(_WANDB) or None
     if (waiting or is_report_due()) and problem is None:
         # in this order: a report needs its runs
         modules = ["wandb.runs"] * bool(waiting) + ["wandb.workspace_report"] * with_report
@@ -175,10 +188,26 @@ def publish(store: Store, tracker: Tracker, *, with_report: bool = False) -> Pub
     )
 
 
-def _missing() -> str:
+def _publish_elsewhere(store: Store, tracker: Tracker) -> Published:
+    """Publish the records that a tracker other than W&B does not have."""
+    waiting, kind = pending(store, tracker.kind), tracker.kind
+    problem = _missing(kind) or None
+    if waiting and problem is None:
+        problem = _run_publisher(store.root, tracker, [f"trackers.{kind}_runs"])
+    remaining = len(pending(store, kind)) if waiting else 0
+    return Published(
+        published=len(waiting) - remaining,
+        remaining=remaining,
+        folder=store.root / kind,
+        problem=(problem or "the publisher ended without a reason") if remaining else None,
+        tracker=_SHOWN[kind],
+    )
+
+
+def _missing(kind: str) -> str:
     """Return the sentence about a package that is not installed; empty where all are."""
-    missing = next((name for name in _PACKAGES if importlib.util.find_spec(name) is None), None)
-    return f"needs the package {missing!r}; pip install 'acbench[wandb]', or tracker=none" if missing else ""
+    missing = next((name for name in _PACKAGES[kind] if importlib.util.find_spec(name) is None), None)
+    return f"needs the package {missing!r}; pip install 'acbench[{kind}]', or tracker=none" if missing else ""
 
 
 def report_marker(store: Store) -> ReportMarker | None:
@@ -206,19 +235,25 @@ def _has_report(store: Store, tracker: Tracker) -> bool:
     return digest == records_digest(store)
 
 
-def pending(store: Store, *, online: bool) -> list[Record]:
+def pending(store: Store, kind: str = _WANDB, *, online: bool = False) -> list[Record]:
     """Return the records that the tracker does not have: no offline files or, online, files not yet sent."""
     return [
         record
         for record in store.scan().records
-        if (marker := marker_of(store, record.trial_id)) is None or (online and not is_sent(store, marker))
+        if (marker := marker_of(store, record.trial_id, kind)) is None
+        or (online and not is_sent(store, marker))
     ]
 
 
-def marker_of(store: Store, trial_id: str) -> Marker | None:
-    """Return the marker of a trial whose current record has offline files."""
+def marker_file(kind: str) -> str:
+    """Return the name of the marker that a tracker leaves next to a published record."""
+    return MARKER if kind == _WANDB else f"published.{kind}.json"
+
+
+def marker_of(store: Store, trial_id: str, kind: str = _WANDB) -> Marker | None:
+    """Return the marker of a trial whose current record has files of a tracker."""
     try:
-        value = json.loads(read_text(store.trial_dir(trial_id) / MARKER, _MOST_BYTES))
+        value = json.loads(read_text(store.trial_dir(trial_id) / marker_file(kind), _MOST_BYTES))
         marker = decode(Marker, value, MARKER)
     except (OSError, ValueError, RecursionError):  # absent, torn or foreign: publish again
         return None
@@ -234,7 +269,7 @@ def is_sent(store: Store, marker: Marker) -> bool:
 def _run_publisher(root: Path, tracker: Tracker, modules: Sequence[str]) -> str | None:
     """Run programs one after the other, in a process each, and return what went wrong first."""
     root = root.resolve()
-    folder, end = root / FOLDER, time.monotonic() + tracker.deadline_s
+    folder, end = root / tracker.kind, time.monotonic() + tracker.deadline_s
     began_s = time.time()
     code = 0
     try:
@@ -278,7 +313,7 @@ def _ran(module: str, root: Path, place: Path, tracker: Tracker, log: IO[bytes],
         stdout=log,
         stderr=log,
         cwd=place,
-        env=_environment(root / FOLDER, place) | {MARK: mark},
+        env=_environment(root / tracker.kind, place) | {MARK: mark},
         start_new_session=True,
     )
     try:
@@ -299,11 +334,12 @@ def _environment(folder: Path, place: Path) -> dict[str, str]:
     kept = {
         key: value
         for key, value in os.environ.items()
-        if not key.startswith("WANDB_") or key in _KEPT_SETTINGS
+        if not key.startswith(("WANDB_", "TRACKIO_")) or key in _KEPT_SETTINGS
     }
     here = str(Path(__file__).parents[3])
     return kept | {
         "PYTHONPATH": os.pathsep.join(filter(None, [here, kept.get("PYTHONPATH")])),
+        "TRACKIO_DIR": str(folder),
         "WANDB_SILENT": "true",
         "WANDB_ERROR_REPORTING": "false",
         "WANDB_DISABLE_GIT": "true",

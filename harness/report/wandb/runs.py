@@ -6,80 +6,61 @@ lose them; online, `wandb sync` sends the files afterwards.
 
 from __future__ import annotations
 
-import argparse
-import json
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import wandb
 
-from harness.records.record import Record
-from harness.records.store import MARKER, Store
-from harness.report.facts.flat_record import flat_config, flat_summary, history, tables
-from harness.report.facts.labels import point_label
-from harness.report.wandb.publisher import Marker, is_sent, marker_of, pending
-
-_STEPS = {"parity_step": ("loss",), "timed_pair": ("variant_step_time_s", "twin_step_time_s")}
-"""Step metric of each history column: wandb's own counter runs over both kinds of rows."""
+from harness.records.store import Store
+from harness.report.trackers.tracked_run import STEPS, TrackedRun, begun, publish_run
+from harness.report.wandb.publisher import is_sent, marker_of, pending
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Publish what is pending; return 0 when nothing remains."""
     options, store = begun(arguments, __doc__)
     deadline = time.monotonic() + options.deadline_s
-    for record in pending(store, online=False):
-        publish_offline(store, record, project=options.project, entity=options.entity)
+    write = writer(store.root, options.project, options.entity)
+    for record in pending(store):
+        publish_run(store, record, "wandb", write)
     return 0 if options.mode == "offline" else _send(store, deadline - time.monotonic())
 
 
-def publish_offline(store: Store, record: Record, *, project: str, entity: str | None) -> None:
-    """Write one trial as an offline run, and the marker that says so."""
-    digest = store.digest(record.trial_id)
-    run = wandb.init(
-        id=record.trial_id,
-        name=point_label(record.experiment),
-        group=record.name,
-        job_type="trial",
-        tags=[record.status, record.verdict],
-        project=project,
-        entity=entity,
-        config=flat_config(record),
-        settings=_settings(store.root),
-    )
-    for step, columns in _STEPS.items():
-        for column in columns:
-            run.define_metric(column, step_metric=step)
-    for row in history(record):
-        run.log(row)
-    for name, (headings, rows) in tables(record).items():
-        run.log({name: wandb.Table(columns=list(headings), data=rows)})
-    run.summary.update(flat_summary(record))
-    artifact = wandb.Artifact(f"record-{record.trial_id}", type="record")
-    artifact.add_file(str(store.record_path(record.trial_id)), name="record.json")
-    run.log_artifact(artifact)
-    run_dir = Path(run.dir).parent
-    run.finish()
-    marker = Marker(digest=digest, run_dir=str(run_dir.relative_to(store.root)))
-    store.write_file(store.trial_dir(record.trial_id) / MARKER, json.dumps(asdict(marker)))
+def writer(root: Path, project: str, entity: str | None) -> Callable[[TrackedRun], Path]:
+    """Return what keeps a run offline in the sweep's folder `root`."""
 
+    def write(tracked: TrackedRun) -> Path:
+        run = wandb.init(
+            id=tracked.trial_id,
+            name=tracked.name,
+            group=tracked.group,
+            job_type="trial",
+            tags=list(tracked.tags),
+            project=project,
+            entity=entity,
+            config=dict(tracked.config),
+            settings=_settings(root),
+        )
+        # wandb's own counter runs over both kinds of rows
+        for step, columns in STEPS.items():
+            for column in columns:
+                run.define_metric(column, step_metric=step)
+        for row in tracked.history:
+            run.log(dict(row))
+        for name, (headings, rows) in tracked.tables.items():
+            run.log({name: wandb.Table(columns=list(headings), data=rows)})
+        run.summary.update(dict(tracked.summary))
+        artifact = wandb.Artifact(f"record-{tracked.trial_id}", type="record")
+        artifact.add_file(str(tracked.record_file), name="record.json")
+        run.log_artifact(artifact)
+        run_dir = Path(run.dir).parent
+        run.finish()
+        return run_dir
 
-def begun(arguments: Sequence[str] | None, description: str | None) -> tuple[argparse.Namespace, Store]:
-    """Return options and records of a process that the publisher starts."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("root", type=Path, help="folder of the sweep")
-    parser.add_argument("--mode", choices=("offline", "online"), default="offline")
-    parser.add_argument("--project", default="acbench")
-    parser.add_argument("--entity", default=None)
-    parser.add_argument("--deadline-s", type=float, default=120.0)
-    options = parser.parse_args(arguments)
-    # the parent ends this process at the deadline; the alarm does so if the parent is gone
-    signal.setitimer(signal.ITIMER_REAL, options.deadline_s + 1)
-    return options, Store(options.root.resolve())
+    return write
 
 
 def _settings(root: Path) -> wandb.Settings:

@@ -25,8 +25,8 @@ from harness.report.facts.document import Statement
 from harness.report.facts.flat_record import summary_key
 from harness.report.facts.sweep_records import SweepRecords, load
 from harness.report.formats.markdown import in_markdown, markdown_table
+from harness.report.trackers.tracked_run import begun
 from harness.report.wandb.publisher import FOLDER, REPORT, ReportMarker, records_digest, report_marker
-from harness.report.wandb.runs import begun
 
 SPECIFICATION = "report-specification.json"
 """File below the tracker's folder that holds what W&B is sent, or will be."""

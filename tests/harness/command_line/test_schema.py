@@ -27,6 +27,7 @@ from harness.experiment.mesh import Mesh
 from harness.experiment.protocol import Protocol
 from harness.models import families
 from harness.models.hf import HFSpec
+from harness.report.wandb import publisher
 from harness.report.wandb.publisher import Tracker
 from harness.sweep.launch import Run
 from strategies import ac_variants, chunk_variants, shard_variants
@@ -122,7 +123,8 @@ def test_every_variant_composes_with_every_mesh(ac: str, mesh: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("tracker", options_of("tracker"))
-def test_every_tracker_is_a_setting(tracker: str) -> None:
+def test_every_tracker_is_a_setting(tracker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher, "_PACKAGES", dict.fromkeys(("wandb", "trackio", "mlflow"), ()))
     assert settings(composed([f"tracker={tracker}"])).tracker == Tracker(name=tracker)
 
 
@@ -402,7 +404,7 @@ def test_refuses_another_type(line: str, message: str) -> None:
             "protocol.warmup_steps=-1": "protocol.warmup_steps: must be at least 0, got -1",
             "protocol.timed_pairs=-1": "protocol.timed_pairs: must be at least 0, got -1",
             "protocol.deadline_s=0": "protocol.deadline_s: must be at least 1, got 0.0",
-            "tracker.name=mlflow": "tracker.name: must be one of offline, online, none, got 'mlflow'",
+            "tracker.name=aim": "tracker.name: must be one of offline, online, none, trackio, mlflow, got 'aim'",
             "tracker.project=''": "tracker.project: must name a project, got ''",
             "tracker.deadline_s=0": "tracker.deadline_s: must be at least 1, got 0.0",
             "name=''": "name: must name a folder below outputs_dir, got ''",

@@ -369,7 +369,9 @@ def test_a_folder_that_cannot_be_written_is_a_problem_and_no_error(store: Store)
     ("options", "message"),
     [
         pytest.param(
-            {"name": "maybe"}, "tracker.name: must be one of offline, online, none, got 'maybe'", id="name"
+            {"name": "maybe"},
+            "tracker.name: must be one of offline, online, none, trackio, mlflow, got 'maybe'",
+            id="name",
         ),
         pytest.param({"deadline_s": 0.5}, "tracker.deadline_s: must be at least 1, got 0.5", id="no time"),
         pytest.param({"project": " "}, "tracker.project: must name a project, got ' '", id="no project"),

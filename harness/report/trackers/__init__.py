@@ -1,0 +1,1 @@
+"""What every tracker is told of a trial, and the writers of those that are not W&B."""
