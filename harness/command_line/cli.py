@@ -55,8 +55,9 @@ from harness.records.fields import encode
 from harness.records.record import Record
 from harness.records.store import Store, trial_id
 from harness.report.content.plan_table import LEGEND as PLAN_LEGEND
-from harness.report.content.plan_table import plan_sheet
+from harness.report.content.plan_table import PlannedPoint, plan_sheet
 from harness.report.content.terminal_table import print_sheet, print_table
+from harness.report.facts.labels import point_labels
 from harness.sweep import predictions
 from harness.sweep.checks import Elsewhere
 from harness.sweep.dry_run import outline, state_of
@@ -65,6 +66,7 @@ from harness.sweep.plan import finished_before
 from harness.sweep.planned import exit_code as exit_code_of_plan
 from harness.sweep.planned import planned, without_predicted_oom
 from harness.sweep.planning_log import planning_shown, told
+from harness.sweep.search import front, searched
 from harness.trial.preflight import Preflight
 from strategies import StrategyError
 from strategies.last_words import last_words
@@ -373,6 +375,7 @@ def _act(
         raise ConfigError("solve", "is for acbench-plan; use that command, or leave it out")
     if chosen.solve is not None and any(hardware is None for _, hardware in points):
         raise ConfigError("solve", "needs a memory to fit; name one, such as hardware=h100")
+    _check_search(points, chosen)
     if chosen.show is not None:
         _show(alone, chosen.show, _elsewhere(chosen, agent))
     elif act == "list":
@@ -381,6 +384,23 @@ def _act(
         _predict(points, chosen, launcher, agent)
     else:
         _run(points, chosen, launcher, agent)
+
+
+def _check_search(points: Sequence[tuple[Point, Hardware | None]], chosen: Settings) -> None:
+    """Refuse a search where there is nothing to choose among.
+
+    Raises:
+        ConfigError: another command, one point, or a value that is solved for.
+    """
+    if chosen.search is None:
+        return
+    if _command.get().act != "predict":
+        raise ConfigError("search", "is for acbench-plan; use that command, or leave it out")
+    if len(points) == 1:
+        problem = "chooses among the points of a sweep, and this is one"
+        raise ConfigError("search", f"{problem}; use acbench-plan -m with lists of values")
+    if chosen.solve is not None:
+        raise ConfigError("search", "predicts points as they are; leave out solve, or search")
 
 
 def _elsewhere(chosen: Settings, agent: Agent) -> Elsewhere:
@@ -458,13 +478,18 @@ def _predict(
     is_done = finished_before(store, launcher, rerun=chosen.run.rerun)
     if command.is_traced:
         _require_unmeasured(store)
-    rows = planned(
-        points,
-        chosen.solve,
-        lambda each: state_of(each, store, is_done),
-        partial(agent.call, _ANSWERS),
+    predicted = partial(
+        planned,
+        field=chosen.solve,
+        state=lambda each: state_of(each, store, is_done),
+        ask=partial(agent.call, _ANSWERS),
         kept_in=store.root.resolve() if command.is_traced else None,
     )
+    if chosen.search is None:
+        rows = predicted(points)
+    else:
+        rows = searched(points, chosen.search, lambda point: predicted([point])[0])
+        sys.stderr.write(f"{command.program}: {_found(rows, len(points))}\n")
     if command.is_traced:
         for row in rows:
             if row.record.status == "predicted":
@@ -476,6 +501,13 @@ def _predict(
         content = plan_sheet(rows)
         print_sheet(content, PLAN_LEGEND)
     command.status = exit_code_of_plan(rows)
+
+
+def _found(rows: Sequence[PlannedPoint], count: int) -> str:
+    """Return the sentence about a search: how much was predicted, and what nothing undercuts."""
+    best, costs = front(rows), "bytes and FLOPs" if rows[0].hardware is None else "bytes and step time"
+    names = "; ".join(point_labels([row.shown for row in best])) or "none"
+    return f"predicted {len(rows)} of {count} points; on the front of {costs}: {names}"
 
 
 def _require_unmeasured(store: Store) -> None:

@@ -7,6 +7,7 @@ acbench-plan predicts what trials need and take, on any hardware and any mesh; n
 
   acbench-plan [-m] [options] [--json] [--trace]
   acbench-plan solve=FIELD hardware=NAME [options]
+  acbench-plan -m search=N [options]
   acbench-plan --version | --help
 
 Options are those of acbench (acbench --help lists groups and defaults), and:
@@ -16,6 +17,7 @@ Options are those of acbench (acbench --help lists groups and defaults), and:
                    ac=budget without a number then asks for what is usable, and glob(*) means it too
   solve=FIELD      batch_size, sequence_length, model.n_layers: the largest that fits;
                    mesh.dp_shard, mesh.tp, microbatches: the smallest
+  search=N         of a sweep's points, N that optuna chooses for low bytes and low step time (or FLOPs)
   --json           records as a JSON array on stdout
   --trace          records and steps are kept in outputs/<name>; acbench-report --format perfetto shows them
 

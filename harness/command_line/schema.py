@@ -74,12 +74,14 @@ class Settings:
         tracker: told of the records.
         show: what to print of the strategies instead of running anything; `None` runs.
         solve: field whose value `acbench-plan` looks for; `None` takes every point as it is.
+        search: how many points of a sweep `acbench-plan` chooses and predicts; `None` predicts all.
     """
 
     run: Run
     tracker: Tracker
     show: str | None = None
     solve: str | None = None
+    search: int | None = None
 
 
 def searched_here(deadline_s: float, model: ModelSpec) -> FoundBlocks | None:
@@ -261,15 +263,17 @@ def settings(config: DictConfig) -> Settings:
     """
     values = _plain(config, _setting_names())
     tracker = _construct("tracker", Tracker, values.pop("tracker"))
-    show, solve = values.pop("show"), values.pop("solve")
+    show, solve, search = (values.pop(name) for name in ("show", "solve", "search"))
     if not isinstance(show, str | None):
         raise ConfigError("show", f"must be the name of a view or null, got {show!r}")
     if solve is not None and solve not in SOLVABLE:
         problem = f"{solve!r} cannot be solved for; {suggestion(str(solve), list(SOLVABLE))}"
         raise ConfigError("solve", problem)
+    if search is not None and (type(search) is not int or search < 1):
+        raise ConfigError("search", f"must be a number of predictions, at least 1, or null, got {search!r}")
     run = _construct("", Run, values)
     check_name(run.name)
-    return Settings(run=run, tracker=tracker, show=show, solve=solve)
+    return Settings(run=run, tracker=tracker, show=show, solve=solve, search=search)
 
 
 def hardware_of(config: DictConfig) -> Hardware | None:
@@ -350,7 +354,7 @@ def _named_by_its_sizes(mesh: Any) -> Any:
 
 
 def _setting_names() -> list[str]:
-    return [*(field.name for field in dataclasses.fields(Run)), "tracker", "show", "solve"]
+    return [*(field.name for field in dataclasses.fields(Run)), "tracker", "show", "solve", "search"]
 
 
 def _plain(config: DictConfig, names: Iterable[str]) -> dict[str, Any]:

@@ -17,7 +17,15 @@ CAME_LATER: Mapping[str, Mapping[str, Any]] = {
         "ep_capacity": None,
     },
     "protocol": {"probes": False},
-    "ac": {"split_backward": "hold", "keep": [], "keep_last": 0, "least_bytes": 0, "registered": None},
+    "ac": {
+        "split_backward": "hold",
+        "keep": [],
+        "keep_last": 0,
+        "least_bytes": 0,
+        "share": 1.0,
+        "fetch_ahead": 2,
+        "registered": None,
+    },
 }
 """Such options with their defaults, by group; those of no group are under the empty name."""
 

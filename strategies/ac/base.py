@@ -40,7 +40,8 @@ class ActivationCheckpointing(Strategy):
 
     Fields:
         layers_fqn: FQN of the container (ModuleList, ModuleDict, Sequential) whose children are the blocks.
-        module_classes: class names of the blocks, wherever they are; wins over `layers_fqn`.
+        module_classes: class names of the blocks, wherever they are; wins over `layers_fqn`. Of matches that
+            nest, the outermost is the block: a norm inside of attention belongs to the attention.
     """
 
     views: ClassVar[tuple[str, ...]] = ("file",)

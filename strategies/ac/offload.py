@@ -36,24 +36,32 @@ class Offload(ActivationCheckpointing):
     Fields:
         keep_last: number of blocks at the end that keep what they save: backward begins there. >= 0.
         least_bytes: storages below this size stay on the device, >= 0.
+        share: part of the blocks, without the last `keep_last`, whose storages move, in (0, 1]. They are
+            spread evenly, so that each copy has computation beside it.
+        fetch_ahead: storages that backward begins to fetch before it asks for them, >= 0: more of them hide
+            more of a slow link, and stand on the device meanwhile.
 
     Source: Ren et al. 2021, arXiv:2101.06840; `torch.autograd.graph.saved_tensors_hooks`.
     """
 
     keep_last: int = 0
     least_bytes: int = 0
+    share: float = 1.0
+    fetch_ahead: int = offloading.FETCH_AHEAD
 
     def __post_init__(self) -> None:
-        """Refuse numbers below 0."""
+        """Refuse numbers below 0, and a share that is none."""
         ActivationCheckpointing.__post_init__(self)  # a slotted dataclass has no zero-argument super()
-        for name in ("keep_last", "least_bytes"):
+        for name in ("keep_last", "least_bytes", "fetch_ahead"):
             if getattr(self, name) < 0:
                 raise StrategyError(f"ac.{name}", f"must be at least 0, got {getattr(self, name)}")
+        if not 0 < self.share <= 1:
+            raise StrategyError("ac.share", f"must be above 0 and at most 1, got {self.share}")
 
     @property
     def acts_on_each_block_alone(self) -> bool:  # type: ignore[override]
         """True where no block is kept for its place."""
-        return not self.keep_last
+        return not self.keep_last and self.share == 1
 
     @property
     def scales_with_batch(self) -> bool:  # type: ignore[override]
@@ -66,21 +74,28 @@ class Offload(ActivationCheckpointing):
         Raises:
             StrategyError: the model is checkpointed already, or blocks are kept.
         """
-        if self.keep_last:
-            problem = "call_site makes the model one region, and ac.keep_last chooses among blocks"
+        if self.keep_last or self.share < 1:
+            option = "ac.keep_last" if self.keep_last else "ac.share"
+            problem = f"call_site makes the model one region, and {option} chooses among blocks"
             raise StrategyError("wrap_order", f"{problem}; use inside_fsdp")
         return ActivationCheckpointing.call_site(self, model)
 
     def _chosen(self, fqns: Sequence[str]) -> Sequence[str]:
-        """Return all blocks but the last.
+        """Return the share of all blocks but the last.
 
         Raises:
-            StrategyError: there are not so many.
+            StrategyError: there are not so many, or it is less than one block.
         """
         if self.keep_last >= len(fqns):
             problem = f"is {self.keep_last}, and the model has {len(fqns)} blocks"
             raise StrategyError("ac.keep_last", f"{problem}; use at most {len(fqns) - 1}, or ac=none")
-        return fqns[: len(fqns) - self.keep_last]
+        eligible = fqns[: len(fqns) - self.keep_last]
+        # a block moves where another whole one is due by then; 0.7 of 10 is 7, however a float is rounded
+        due = [int(count * self.share + 1e-9) for count in range(len(eligible) + 1)]
+        if not due[-1]:
+            problem = f"is {self.share}, less than one of {len(eligible)} blocks"
+            raise StrategyError("ac.share", f"{problem}; use at least {1 / len(eligible):.3f}")
+        return [fqn for fqn, before, after in zip(eligible, due, due[1:], strict=False) if after > before]
 
     def _file(
         self,
@@ -95,5 +110,5 @@ class Offload(ActivationCheckpointing):
         return file_text.offloading_file(chosen, **header)
 
     def _region_maker(self) -> RegionMaker:
-        ledger = offloading.HostLedger()
+        ledger = offloading.HostLedger(self.fetch_ahead)
         return lambda: offloading.Offloading(ledger=ledger, least_bytes=self.least_bytes)

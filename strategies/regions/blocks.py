@@ -46,10 +46,12 @@ def find_blocks(
     """Return `{plain FQN: block}` in the order of the model; `module_classes` wins over `layers_fqn`.
 
     By `layers_fqn` a block is a child of the container as it stands, so that under FSDP1 it is the
-    FSDP unit. By `module_classes` it is the innermost module, inside its unit.
+    FSDP unit. By `module_classes` it is the innermost module, inside its unit; of matches
+    that nest, the outermost.
 
     Raises:
-        StrategyError: nothing is named, a name is missing, no container, empty, or matches nest.
+        StrategyError: nothing is named, a name is missing, no container, empty, or all modules of a named
+            class lie inside of others that are named.
     """
     if module_classes:
         return _by_class(model, module_classes)
@@ -224,7 +226,7 @@ def _not_blocks(model: nn.Module, problem: str) -> StrategyError:
 
 
 def _by_class(model: nn.Module, module_classes: tuple[str, ...]) -> dict[str, nn.Module]:
-    """Return the blocks of these classes by FQN; refuse missing names and blocks that nest."""
+    """Return the outermost modules of these classes by FQN; refuse classes that add none."""
     class_names = {name: plain_class(module).__name__ for name, module in plain_named_modules(model) if name}
     for wanted in module_classes:
         if wanted not in class_names.values():
@@ -234,12 +236,18 @@ def _by_class(model: nn.Module, module_classes: tuple[str, ...]) -> dict[str, nn
         for name, module in plain_named_modules(model)
         if name and plain_class(module).__name__ in module_classes
     }
-    for name in blocks:
-        outer = next((other for other in blocks if name.startswith(f"{other}.")), None)
-        if outer is not None:
+    around = {
+        name: outer
+        for name in blocks
+        if (outer := next((other for other in blocks if name.startswith(f"{other}.")), None)) is not None
+    }
+    outermost = {name: block for name, block in blocks.items() if name not in around}
+    standing = {class_names[name] for name in outermost}
+    for name, outer in around.items():
+        if class_names[name] not in standing:
             problem = f"{name!r} ({class_names[name]}) lies inside {outer!r} ({class_names[outer]})"
             raise StrategyError("ac.module_classes", f"{problem}; name one of them")
-    return blocks
+    return outermost
 
 
 def _no_such_class(model: nn.Module, wanted: str, names: set[str]) -> str:

@@ -21,7 +21,7 @@ from strategies.estimate.host import host_allocation
 from strategies.regions.versions import PLAIN, Version
 
 FETCH_AHEAD = 2
-"""Storages that backward fetches before they are asked for."""
+"""Storages that backward fetches before they are asked for, where nobody chooses."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -44,9 +44,13 @@ class HostLedger:
     Copies belong to the autograd graph, which frees them as backward passes; the ledger only finds
     them. A deep copy of a ledger is an empty one. A step lasts from the first forward after a
     backward until the next such forward.
+
+    Args:
+        fetch_ahead: storages that backward begins to fetch before they are asked for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fetch_ahead: int = FETCH_AHEAD) -> None:
+        self._fetches_ahead = fetch_ahead
         self._traffic: dict[Hashable, Traffic] = {}
         self._copies: weakref.WeakValueDictionary[int, HostCopy] = weakref.WeakValueDictionary()
         self._latest: weakref.ref[HostCopy] | None = None
@@ -56,8 +60,8 @@ class HostLedger:
         self._backward_ran = False
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
-    def __reduce__(self) -> tuple[type[HostLedger], tuple[()]]:
-        return HostLedger, ()
+    def __reduce__(self) -> tuple[type[HostLedger], tuple[int]]:
+        return HostLedger, (self._fetches_ahead,)
 
     @property
     def offloaded_bytes(self) -> int:
@@ -121,7 +125,7 @@ class HostLedger:
     def _fetch_ahead(self, copy: HostCopy) -> None:
         """Begin to fetch what backward asks for after `copy`."""
         following = copy.earlier()
-        for _ in range(FETCH_AHEAD):
+        for _ in range(self._fetches_ahead):
             if following is None:
                 return
             following.fetch(self._stream(following.device))

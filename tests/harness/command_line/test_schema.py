@@ -45,7 +45,7 @@ CHOICES = [
 ]
 TOP_LEVEL = (
     "ac, batch_size, chunk, compile, compile_order, compile_scope, data, dtype, hardware, judge, learning_rate, mesh, "
-    "microbatches, model, name, optimizer, outputs_dir, protocol, rerun, seed, sequence_length, shard, show, skip_predicted_oom, solve, "
+    "microbatches, model, name, optimizer, outputs_dir, protocol, rerun, search, seed, sequence_length, shard, show, skip_predicted_oom, solve, "
     "stage_ac, strict, sweep, tracker, wrap_order"
 )
 _LLAMA = "model=hf model.config_class=LlamaConfig"
@@ -189,7 +189,7 @@ def test_the_main_file_has_every_other_field() -> None:
         "stage_ac",
     }
     run = {field.name for field in dataclasses.fields(Run)}
-    assert set(config) == {"defaults", "hydra", "sequence_length", "show", "solve", *recipe, *run}
+    assert set(config) == {"defaults", "hydra", "search", "sequence_length", "show", "solve", *recipe, *run}
 
 
 def test_defaults_of_the_main_file_are_those_of_the_classes() -> None:

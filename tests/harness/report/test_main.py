@@ -80,7 +80,7 @@ def test_steps_are_written_for_other_programs(folder: Path, capsys: pytest.Captu
     )
     assert (folder / full / "perfetto.json").read_text("utf-8") == to_perfetto([STEP], "full on single")
     shown, expected = ((folder / full / "memory_viz.pickle").read_bytes(), to_memory_viz([STEP]))
-    assert pickle.loads(shown) == pickle.loads(expected)  # noqa: S301 (our own)
+    assert pickle.loads(shown) == pickle.loads(expected)
     assert not any((folder / other / "perfetto.json").exists() for other in (none, oom))
 
 

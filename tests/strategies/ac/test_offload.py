@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pack_sequence
 from strategies import StrategyError
 from strategies.ac.offload import Offload
 from strategies.regions.host_copies import HostCopy, HostLedger
+from strategies.regions.region import regions
 from strategies.regions.versions import Version
 from tests.gpu.devices import CUDA
 from tests.strategies.meters import measure
@@ -287,6 +288,47 @@ def test_the_last_blocks_keep_what_they_save() -> None:
 
 
 @pytest.mark.parametrize(
+    ("share", "blocks"),
+    [
+        pytest.param(1.0, [0, 1, 2, 3, 4, 5, 6, 7, 8], id="all"),
+        pytest.param(0.5, [1, 3, 5, 7], id="every second"),
+        pytest.param(1 / 3, [2, 5, 8], id="every third"),
+        pytest.param(0.7, [1, 2, 4, 5, 7, 8], id="two of three, nearly"),
+        pytest.param(0.2, [4], id="one in five"),
+    ],
+)
+def test_a_share_of_the_blocks_is_spread_evenly(share: float, blocks: list[int]) -> None:
+    strategy = Offload(layers_fqn="layers", share=share, keep_last=1)
+    model = nn.Module()
+    model.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(10))
+    strategy.apply(model)
+    assert list(regions(model)) == [f"layers.{block}" for block in blocks]
+    assert not strategy.acts_on_each_block_alone
+
+
+def test_a_share_moves_its_part_and_the_gradients_stay() -> None:
+    moved = []
+    for share in (1.0, 0.5):
+        strategy = Offload(layers_fqn="layers", share=share)
+        model = strategy.apply(toy())
+        assert differences(train_step(toy()), train_step(model)) == []  # type: ignore[arg-type]
+        moved.append(strategy.observe(model).offloaded_bytes)
+    assert moved[0] == 3 * moved[1] > 0
+
+
+@pytest.mark.parametrize("fetch_ahead", [0, 1, 3])
+def test_as_many_storages_are_fetched_ahead_as_were_asked_for(fetch_ahead: int) -> None:
+    ledger = Offload(fetch_ahead=fetch_ahead)._region_maker()().ledger  # type: ignore[attr-defined]
+    storages = [torch.full((4,), float(number)) for number in range(5)]
+    copies = [ledger.copy_of(each, Version(counter=each, expected=each._version), None) for each in storages]
+    assert torch.equal(ledger.taken(copies[-1]), storages[-1])
+    assert copies[-1]._flat is None
+    ledger.restored(copies[-1])
+    there = [copy._flat is not None for copy in copies]
+    assert there == [number >= 4 - fetch_ahead for number in range(5)]
+
+
+@pytest.mark.parametrize(
     ("fields", "act", "message"),
     [
         pytest.param(
@@ -306,6 +348,25 @@ def test_the_last_blocks_keep_what_they_save() -> None:
             id="no blocks",
         ),
         pytest.param(
+            {"share": 0.3},
+            lambda strategy: strategy.apply(toy()),
+            "ac.share: is 0.3, less than one of 3 blocks; use at least 0.333",
+            id="no whole block",
+        ),
+        pytest.param(
+            {"share": 0.0}, lambda _: None, "ac.share: must be above 0 and at most 1, got 0.0", id="no share"
+        ),
+        pytest.param(
+            {"share": 0.5},
+            lambda strategy: strategy.call_site(toy()),
+            "wrap_order: call_site makes the model one region, and ac.share chooses among blocks; "
+            "use inside_fsdp",
+            id="no blocks to share",
+        ),
+        pytest.param(
+            {"fetch_ahead": -1}, lambda _: None, "ac.fetch_ahead: must be at least 0, got -1", id="behind"
+        ),
+        pytest.param(
             {"least_bytes": 8},
             lambda strategy: strategy.view("file", toy(), ()),
             "ac.least_bytes: is 8, which a written file has no words for; use 0",
@@ -313,7 +374,7 @@ def test_the_last_blocks_keep_what_they_save() -> None:
         ),
     ],
 )
-def test_what_leaves_nothing_to_move_is_refused(fields: dict[str, int], act: Any, message: str) -> None:
+def test_what_leaves_nothing_to_move_is_refused(fields: dict[str, float], act: Any, message: str) -> None:
     with pytest.raises(StrategyError) as error:
         act(Offload(layers_fqn="layers", **fields))  # type: ignore[arg-type]
     assert str(error.value) == message

@@ -76,6 +76,23 @@ def test_the_caller_of_blocks(fqns: tuple[str, ...], caller: str) -> None:
     assert found == (caller, model.get_submodule(caller))
 
 
+def test_of_matches_that_nest_the_outermost_is_the_block() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q_norm, self.out = nn.LayerNorm(2), nn.Linear(2, 2)
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.attention, self.mlp = nn.LayerNorm(2), Attention(), nn.Sequential(nn.Linear(2, 2))
+
+    model = nn.Module()
+    model.layers = nn.ModuleList(Layer() for _ in range(2))
+    found = find_blocks(model, layers_fqn="", module_classes=("LayerNorm", "Attention", "Sequential"))
+    assert list(found) == [f"layers.{n}.{part}" for n in range(2) for part in ("norm", "attention", "mlp")]
+
+
 REFUSED = {
     "nothing named": (
         "",

@@ -49,7 +49,7 @@ def init(
     auto_log_gpu: bool,
     auto_log_cpu: bool,
 ) -> None:
-    assert not (embed or auto_log_gpu or auto_log_cpu)
+    assert (embed, auto_log_gpu, auto_log_cpu) == (False, False, False)
     _open.append((project, {"name": name, "group": group, "config": config, "logged": []}))
 
 
