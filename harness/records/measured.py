@@ -159,8 +159,8 @@ class MeasuredMemory(MemoryNumbers):
         peak_parts: bytes on the device at the moment of `peak_bytes`, by `PEAK_PARTS`; they sum to it. A part
             without bytes is missing.
         largest_at_peak: the largest, at most 20, of what the step has made and what lives at the moment of
-            `peak_bytes`, largest first. What stood before the step is in `peak_parts` alone. Empty of a predicted step that is
-            composed of those of models with fewer blocks.
+            `peak_bytes`, largest first. What stood before the step is in `peak_parts` alone. Empty of a
+            predicted step that is composed of those of models with fewer blocks.
         timeline: highest total on the device in each stay in a module, in order of time; of a long step, the
             highest of neighbouring stays, at most 200 in all.
     """
