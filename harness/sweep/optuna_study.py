@@ -46,7 +46,7 @@ class _OptunaProposal:
         self.trial = trial
 
     def number(self, name: str, values: Sequence[float]) -> int:
-        return self.trial.suggest_int(name, 0, len(values) - 1)
+        return int(self.trial.suggest_int(name, 0, len(values) - 1))
 
     def word(self, name: str, values: Sequence[str]) -> int:
         return list(values).index(str(self.trial.suggest_categorical(name, list(values))))

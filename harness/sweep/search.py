@@ -121,7 +121,7 @@ class _Space:
         """
         left = list(range(len(self.candidates)))
         for name in dict.fromkeys(name for each in self._values for name in each):
-            found = {
+            found: dict[str, Any] = {
                 json.dumps(self._values[number].get(name)): self._values[number].get(name) for number in left
             }
             if len(found) == 1:

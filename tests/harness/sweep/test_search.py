@@ -18,7 +18,7 @@ from harness.sweep.search import Costs, costs_of, front, searched
 from tests.harness.records_fixture import experiment, rank_result, record
 
 NO_OPTUNA = importlib.util.find_spec("optuna") is None
-SPACE = [("none", {})] + [
+SPACE: list[tuple[str, dict[str, Any]]] = [("none", {})] + [
     (ac, {option: value})
     for ac, option, values in (("selective_layer", "ac_freq", (1, 2, 4)), ("offload", "keep_last", (0, 1, 2)))
     for value in values
