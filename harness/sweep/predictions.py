@@ -15,16 +15,12 @@ import torch
 
 from harness.errors import ConfigError, UnplannedError
 from harness.experiment.experiment import Experiment
-from harness.measure.step import StepReport
-from harness.measure.step_trace import traced
-from harness.predict import batch_sizes, prediction, step_time
-from harness.predict.fake_rank import step_log
+from harness.predict import batch_sizes, kept_steps, prediction, step_time
 from harness.predict.hardware import Hardware
 from harness.predict.solve import solve
 from harness.records.files import make_folder
 from harness.records.measured import MemoryNumbers
 from harness.records.record import Record
-from harness.records.step_trace import write_step
 from harness.report.facts.number_words import human_bytes
 from harness.sweep.question import FOLLOWED, Answer, Question
 from harness.trial.models_error import raised_by_model
@@ -124,25 +120,14 @@ def answer(question: Question, batch_sizes: Sequence[int] = ()) -> Answer:
 
 
 def _kept(question: Question, record: Record) -> Record:
-    """Keep the steps of a predicted trial where that is asked for; return its record with what they show.
-
-    They are traced in full: a step that is composed of shorter ones does not tell what lives when.
-    """
+    """Keep the steps of a predicted trial where that is asked for; return its record with what they show."""
     if question.kept_in is None:
         return record
     assert record.memory is not None, "a prediction has bytes"
-    folder, mesh = question.kept_in / record.trial_id, question.experiment.mesh
+    folder = question.kept_in / record.trial_id
     make_folder(folder, within=question.kept_in)
-
-    def keep(report: StepReport, rank: int) -> None:
-        write_step(traced(report, rank), folder)
-
-    memories = []
-    for pp_rank in range(mesh.pp):
-        look = partial(keep, rank=mesh.first_rank(pp_rank))
-        memories.append(step_log(question.experiment, FOLLOWED, pp_rank, look).history.memory())
-    highest = max(memories, key=lambda memory: memory.peak_bytes)
-    return replace(record, memory=replace(record.memory, largest_at_peak=highest.largest_at_peak))
+    largest = kept_steps.keep_steps(question.experiment, FOLLOWED, folder)
+    return replace(record, memory=replace(record.memory, largest_at_peak=largest))
 
 
 def _bound_by(

@@ -127,6 +127,7 @@ EXAMINED_BY = {
     "harness/report/formats/csv.py": "tests/harness/report/formats/test_round_trip.py",
     "harness/report/formats/html.py": "tests/harness/report/formats/test_round_trip.py",
     "harness/report/formats/markdown.py": "tests/harness/report/formats/test_kept_pages.py",
+    "harness/predict/kept_steps.py": "tests/harness/command_line/test_cli.py",
     "harness/sweep/optuna_study.py": "tests/harness/sweep/test_search.py",
     "harness/report/trackers/mlflow_runs.py": "tests/harness/report/trackers/test_tracked_run.py",
     "harness/report/trackers/trackio_runs.py": "tests/harness/report/trackers/test_tracked_run.py",
