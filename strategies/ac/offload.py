@@ -47,7 +47,7 @@ class Offload(ActivationCheckpointing):
     keep_last: int = 0
     least_bytes: int = 0
     share: float = 1.0
-    fetch_ahead: int = offloading.FETCH_AHEAD
+    fetch_ahead: int = 2  # `host_copies.FETCH_AHEAD`, which is read without torch
 
     def __post_init__(self) -> None:
         """Refuse numbers below 0, and a share that is none."""

@@ -21,12 +21,12 @@ from torch.utils._pytree import tree_leaves
 
 from strategies.base import Observation, StrategyError
 from strategies.estimate.liveness import key_of
-from strategies.regions.host_copies import FETCH_AHEAD, HostLedger
+from strategies.regions.host_copies import HostLedger
 from strategies.regions.offload_kinds import OFFLOAD_KINDS, OffloadKind
 from strategies.regions.saved_tensors import Packed, hooks_around, kept, memory_of, moved, packed_by, unpacked
 from strategies.regions.versions import Version
 
-__all__ = ["FETCH_AHEAD", "HostLedger", "Offloading"]
+__all__ = ["HostLedger", "Offloading"]
 
 
 @dataclass(kw_only=True, slots=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import replace
@@ -137,7 +138,8 @@ def test_optuna_finds_the_front_of_a_space_that_it_sees_in_part() -> None:
         for ac, option in (("selective_layer", "ac_freq"), ("offload", "keep_last"))
         for value in range(1, 33)
     ]
-    rows = searched(many, 30, predict)
+    optuna_study = importlib.import_module("harness.sweep.optuna_study")
+    rows = searched(many, 30, predict, optuna_study.OptunaStudy(30))
     again = searched(many, 30, predict)
     assert [each.record.experiment["ac"] for each in rows] == [each.record.experiment["ac"] for each in again]
     assert len(rows) == 30
