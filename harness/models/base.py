@@ -247,8 +247,8 @@ class ModelSpec:
         """Return `tensor_parallel_plan` with the styles of `mesh.sp` and `mesh.loss_parallel`.
 
         Further styles: `sequence` of norms on parts of the sequence, `sequence_gathered` of one whose output
-        is whole again; `gathered_input` of what reads the whole sequence; `row_to_sequence` and
-        `embedding_to_sequence` of what gives parts of it, `scattered` of what gives wholes that are cut;
+        is whole again; `gathered_input` of what reads the whole sequence, `scattered_input` of what reads
+        parts of a whole; `row_to_sequence` and `embedding_to_sequence` of what gives parts of it, `scattered` of what gives wholes that are cut;
         `column_from_sequence`, `column_to_logits` and `column_from_sequence_to_logits` of heads.
 
         Raises:
@@ -269,7 +269,7 @@ class ModelSpec:
         if sp:
             require_parts("sequence_length", sequence_length, "mesh.tp", tp, "mesh.sp=false")
         vocabulary = getattr(self, "vocab_size", tp)
-        if "head" in plan and vocabulary % tp:
+        if (loss_parallel or "head" in plan) and vocabulary % tp:
             raise ConfigError("mesh.tp", f"must divide model.vocab_size, {vocabulary}, got {tp}")
 
     def check_stages(self, stages: int) -> None:

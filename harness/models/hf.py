@@ -129,6 +129,21 @@ class HFSpec(LanguageModelSpec):
         plan: dict[str, str] = _transformers().tensor_parallel_plan(self._config(), self.head)
         return plan
 
+    def split_plan(self, *, sp: bool, loss_parallel: bool) -> dict[str, str]:
+        """Return the plan with the residual in parts of the sequence, logits in parts of the vocabulary.
+
+        Raises:
+            ConfigError: blocks are not made of norms and of modules that end in one linear split by row, or
+                the head has no weight of its own.
+        """
+        plan = self.tensor_parallel_plan()
+        if sp:
+            found = _transformers().sequence_plan(self._config(), self.head, plan, self.layers_fqn)
+            plan = {**plan, **found}
+        if loss_parallel:
+            plan = {**plan, **_transformers().logits_plan(self._config(), self.head)}
+        return plan
+
     def tensor_parallel_sizes(self) -> dict[str, int]:
         """Return heads, key-value heads and hidden width, as far as the configuration has them."""
         sizes: dict[str, int] = _transformers().split_sizes(self._config())

@@ -58,15 +58,37 @@ class GatheredInput(ParallelStyle):
     """A module whose first input, a part of the sequence on each rank, is gathered; the others are whole."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def gather(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            part, *others = args
+        def gather(part: Tensor) -> Tensor:
             if not isinstance(part, DTensor):
                 part = DTensor.from_local(part, device_mesh, [Shard(1)], run_check=False)
             # a DTensor, so that the gradients of all that read it are summed before they are scattered
-            return (part.redistribute(placements=[Replicate()]), *others)
+            return part.redistribute(placements=[Replicate()])
 
-        module.register_forward_pre_hook(gather)
-        return module
+        return _with_first_input(module, gather)
+
+
+class ScatteredInput(ParallelStyle):
+    """A module whose first input is whole; each rank goes on with its part of the sequence."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def scatter(whole: Tensor) -> Tensor:
+            replicated = DTensor.from_local(whole, device_mesh, [Replicate()], run_check=False)
+            return replicated.redistribute(placements=[Shard(1)]).to_local()
+
+        return _with_first_input(module, scatter)
+
+
+def _with_first_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Let a module read `change` of its first input, given by position or by name."""
+
+    def changed(_module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        if args:
+            return (change(args[0]), *args[1:]), named
+        first = next(iter(named))
+        return args, {**named, first: change(named[first])}
+
+    module.register_forward_pre_hook(changed, with_kwargs=True)
+    return module
 
 
 class SequenceGathered(ParallelStyle):
@@ -92,6 +114,7 @@ STYLES_OF_PARTS: Mapping[str, Callable[[], ParallelStyle]] = {
     "sequence": SequenceParallel,
     "sequence_gathered": SequenceGathered,
     "gathered_input": GatheredInput,
+    "scattered_input": ScatteredInput,
     "row_to_sequence": partial(RowwiseParallel, output_layouts=Shard(1)),
     "embedding_to_sequence": partial(RowwiseParallel, input_layouts=Replicate(), output_layouts=Shard(1)),
     "scattered": partial(PrepareModuleOutput, output_layouts=Replicate(), desired_output_layouts=Shard(1)),

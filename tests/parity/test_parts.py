@@ -72,6 +72,12 @@ def test_collectives_of_parts_of_the_sequence(
             for variant in _VARIANTS
         ),
         pytest.param("sp_tp2", "gpt", "full", id="sequence, a tied head"),
+        pytest.param("sp_tp2_loss", "hf_llama", "full", id="both, transformers"),
+        *(
+            pytest.param(mesh, model, variant, id=f"{mesh}, {model}, {variant}", marks=_MATRIX)
+            for mesh, model in [("sp_tp2", "hf_llama"), ("sp_tp2", "hf_qwen3"), ("tp2_loss", "hf_llama")]
+            for variant in _VARIANTS
+        ),
         pytest.param("tp2_loss", "llama", "full", id="logits", marks=_MATRIX),
         pytest.param("sp_tp2_loss", "llama", "nested", id="both"),
     ],

@@ -31,6 +31,7 @@ from harness.models.base import Batch
 from harness.models.parts import made_model
 from harness.models.parts.context_attention import ContextAttention, Ring
 from harness.models.parts.given_inputs import by_position
+from strategies import generators
 
 HEADS: Mapping[str, type[Any]] = {
     "causal": AutoModelForCausalLM,
@@ -237,6 +238,75 @@ def tensor_parallel_plan(config: PretrainedConfig, head: str | None) -> dict[str
             remedy = "name linears with model.tp_column and model.tp_row, or use 1"
             raise ConfigError("mesh.tp", f"{problem}, which is not supported; {remedy}")
     return {f"{prefix}.{pattern}": _STYLES[style] for pattern, style in plan.items()}
+
+
+def sequence_plan(
+    config: PretrainedConfig, head: str | None, plan: Mapping[str, str], layers_fqn: str
+) -> dict[str, str]:
+    """Return the styles of `mesh.sp` for a model whose linears are split by `plan`.
+
+    The input of the first block is cut, so that embeddings and positions are those of whole sequences. In a
+    block, what ends in a linear split by row reads the whole and gives a part; norms compute on parts. The
+    last norm gives the whole again.
+
+    Raises:
+        ConfigError: something else in a block, or after the blocks, has parameters.
+    """
+    with generators.restored(), torch.device("meta"):
+        model = make_model(config, head)
+    blocks = f"{layers_fqn}.*."
+    rows = [name.removeprefix(blocks) for name, style in plan.items() if style == "row" and blocks in name]
+    branches = [name.partition(".")[0] for name in rows]
+    base, _, container = layers_fqn.rpartition(".")
+    block = next(model.get_submodule(layers_fqn).children())
+    norms = {
+        name: _require_norm(config, f"{blocks}{name}", child)
+        for name, child in block.named_children()
+        if name not in branches and any(True for _ in child.parameters())
+    }
+    embedded = {id(each) for each in model.modules() if isinstance(each, nn.Embedding)}
+    after = [
+        name
+        for name, child in model.get_submodule(base).named_children()
+        if name != container and id(child) not in embedded and any(True for _ in child.parameters())
+    ]
+    if not rows or len(set(branches)) < len(branches) or len(after) != 1:
+        problem = (
+            f"{type(config).__name__} has no plan for it: its blocks do not end each branch in one linear"
+        )
+        raise ConfigError("mesh.sp", f"{problem} that is split by row, before one last norm; use false")
+    _require_norm(config, last := f"{base}.{after[0]}", model.get_submodule(last))
+    return {
+        f"{layers_fqn}.0": "scattered_input",
+        **{f"{blocks}{name}": "gathered_input" for name in branches},
+        **{f"{blocks}{name}": "row_to_sequence" for name in rows},
+        **{f"{blocks}{name}": "sequence" for name in norms},
+        last: "sequence_gathered",
+    }
+
+
+def logits_plan(config: PretrainedConfig, head: str | None) -> dict[str, str]:
+    """Return the style of the head under `mesh.loss_parallel`.
+
+    Raises:
+        ConfigError: the head has no weight of its own.
+    """
+    with generators.restored(), torch.device("meta"):
+        model: Any = make_model(config, head)
+    linear = model.get_output_embeddings()
+    if linear is None or linear.weight is model.get_input_embeddings().weight:
+        problem = f"needs a head with a weight of its own, which {type(config).__name__} does not ask for"
+        raise ConfigError(
+            "mesh.loss_parallel", f"{problem}; use false, or model.overrides.tie_word_embeddings=false"
+        )
+    return {next(name for name, each in model.named_modules() if each is linear): "column_to_logits"}
+
+
+def _require_norm(config: PretrainedConfig, name: str, module: nn.Module) -> None:
+    """Refuse what may mix tokens where each rank has a part of them."""
+    if not type(module).__name__.endswith("Norm"):
+        problem = f"{type(config).__name__} has no plan for it: {name!r} is a {type(module).__name__}"
+        raise ConfigError("mesh.sp", f"{problem}, which is no norm and is not split; use false")
 
 
 def split_sizes(config: PretrainedConfig) -> dict[str, int]:

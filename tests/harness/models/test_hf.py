@@ -434,6 +434,30 @@ def test_parts_of_sequences_are_refused(make_spec: MakeSpec, changes: dict[str, 
     assert str(refusal.value) == message
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        pytest.param(
+            "sp",
+            "mesh.sp: GPT2Config has no plan for it: 'transformer.h.*.attn' is a GPT2Attention, which is no "
+            "norm and is not split; use false",
+            id="blocks that nobody splits",
+        ),
+        pytest.param(
+            "loss_parallel",
+            "mesh.loss_parallel: needs a head with a weight of its own, which GPT2Config does not ask for; use "
+            "false, or model.overrides.tie_word_embeddings=false",
+            id="a tied head",
+        ),
+    ],
+)
+def test_parts_of_residual_and_logits_are_refused(make_spec: MakeSpec, option: str, message: str) -> None:
+    spec = make_spec("hf", config_class="GPT2Config", layers_fqn="transformer.h")
+    with pytest.raises(ConfigError) as refusal:
+        spec.split_plan(**{"sp": False, "loss_parallel": False, option: True})
+    assert str(refusal.value) == message
+
+
 def test_attention_over_parts_refuses_weights_that_no_part_knows() -> None:
     module = nn.Module()
     module.attend = ContextAttention(method="gather", ring=Ring(None, 2, 0))  # type: ignore[assignment,arg-type]
