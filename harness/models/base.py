@@ -248,8 +248,9 @@ class ModelSpec:
 
         Further styles: `sequence` of norms on parts of the sequence, `sequence_gathered` of one whose output
         is whole again; `gathered_input` of what reads the whole sequence, `scattered_input` of what reads
-        parts of a whole; `row_to_sequence` and `embedding_to_sequence` of what gives parts of it, `scattered` of what gives wholes that are cut;
-        `column_from_sequence`, `column_to_logits` and `column_from_sequence_to_logits` of heads.
+        parts of a whole; `row_to_sequence` and `embedding_to_sequence` of what gives parts of it, `scattered`
+        of what gives wholes that are cut; `column_from_sequence`, `column_to_logits` and
+        `column_from_sequence_to_logits` of heads.
 
         Raises:
             ConfigError: the model has no such plan.

@@ -259,11 +259,13 @@ def sequence_plan(
     branches = [name.partition(".")[0] for name in rows]
     base, _, container = layers_fqn.rpartition(".")
     block = next(model.get_submodule(layers_fqn).children())
-    norms = {
-        name: _require_norm(config, f"{blocks}{name}", child)
+    norms = [
+        name
         for name, child in block.named_children()
         if name not in branches and any(True for _ in child.parameters())
-    }
+    ]
+    for name in norms:
+        _require_norm(config, f"{blocks}{name}", block.get_submodule(name))
     embedded = {id(each) for each in model.modules() if isinstance(each, nn.Embedding)}
     after = [
         name

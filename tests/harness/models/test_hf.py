@@ -445,8 +445,8 @@ def test_parts_of_sequences_are_refused(make_spec: MakeSpec, changes: dict[str, 
         ),
         pytest.param(
             "loss_parallel",
-            "mesh.loss_parallel: needs a head with a weight of its own, which GPT2Config does not ask for; use "
-            "false, or model.overrides.tie_word_embeddings=false",
+            "mesh.loss_parallel: needs a head with a weight of its own, which GPT2Config does not ask for; "
+            "use false, or model.overrides.tie_word_embeddings=false",
             id="a tied head",
         ),
     ],
