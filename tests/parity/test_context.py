@@ -284,7 +284,7 @@ _USUAL = [("gather", "hf_llama", "full"), ("ring", "vit", "full"), ("ulysses", "
                     ("nested", {}),
                     ("offload", {}),
                     # the peak of so small a classifier lies in the optimizer, which no plan lowers
-                    *([] if method == "ring" else [("budget", _PLANNED if model != "vit" else {})]),
+                    *([] if method == "ring" or model == "vit" else [("budget", _PLANNED)]),
                 ]
             ),
         ]
