@@ -1,0 +1,187 @@
+"""Cells of steps in micro-batches: every variant under each schedule and each way to reduce gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from bench.trials import experiments
+from harness.errors import ConfigError
+from harness.experiment.experiment import Experiment
+from harness.records.record import Record
+from harness.trial.preflight import Preflight
+from strategies import StrategyError
+from tests.matrix.legality import outcome
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "zbv")
+VARIANTS = (
+    "ac=none",
+    "ac=full",
+    "ac=full ac.offload=true",
+    "ac=full ac.use_reentrant=true",
+    "ac=full ac.split_backward=again",
+    "ac=full ac.split_backward=torch",
+    "ac=selective_layer",
+    "ac=selective_op",
+    "ac=selective_op ac.split_backward=torch",
+    "ac=nested",
+    "ac=offload",
+    "ac=budget ac.fraction=0.8",
+    "ac=torch_remat",
+    "ac=compiler_budget",
+)
+"""Every variant that is no function of the user's, with the options that a schedule may ask about."""
+
+_SPLIT = "ac.split_backward"
+_SIZES = (
+    "model=llama_nano",
+    "model.width=32",
+    "model.hidden_width=64",
+    "model.dropout=0.1",
+    "data=synthetic",
+    "batch_size=8",
+    "sequence_length=16",
+    "microbatches=4",
+    "optimizer=sgd",
+    "protocol=parity",
+    "protocol.parity_steps=2",
+    "protocol.probes=false",
+    "mesh.device=cpu",
+)
+_BLOCKS = {"pp2": "model.n_layers=8"}
+"""Blocks of a model that is cut; others have two."""
+
+_PLACES = (
+    *(f"mesh=pp2 mesh.pp_schedule={schedule}" for schedule in SCHEDULES),
+    "mesh=single",
+    "mesh=tp2",
+    *(
+        f"{mesh} mesh.sync={sync}"
+        for mesh in ("mesh=ddp2", "mesh=shard2", "mesh=shard2 mesh.fsdp=fsdp1")
+        for sync in ("each", "last")
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A variant in a place, each as words of the command."""
+
+    variant: str
+    place: str
+
+    @property
+    def words(self) -> str:
+        """What a command says to run it, beside the sizes."""
+        return f"{self.variant} {self.place}"
+
+    @property
+    def mesh(self) -> str:
+        """Name of the mesh."""
+        return self.place.split()[0].removeprefix("mesh=")
+
+    @property
+    def schedule(self) -> str:
+        """Schedule of the pipeline; empty without one."""
+        return self.place.partition("pp_schedule=")[2]
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """What the cell runs.
+
+        Raises:
+            ConfigError, StrategyError: the cell is refused.
+        """
+        (found,) = experiments([[*_SIZES, _BLOCKS.get(self.mesh, "model.n_layers=2"), *self.words.split()]])
+        Preflight().check(found)
+        return found
+
+    def refusal(self) -> str | None:
+        """Return why the cell is refused before a rank starts; `None` where it is not."""
+        try:
+            _ = self.experiment
+        except (ConfigError, StrategyError) as error:
+            return str(error)
+        return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KnownBad:
+    """An entry of the gallery that says how cells end.
+
+    Fields:
+        entry: module of the gallery.
+        variant: words of the variant.
+        ending: how the cell's ending begins, under a schedule with a backward in two parts.
+    """
+
+    entry: str
+    variant: str
+    ending: str
+
+
+KNOWN_BAD = (
+    KnownBad(
+        entry="p1_recomputed_for_each_group",
+        variant=f"ac=full {_SPLIT}=torch",
+        ending="neutral, a block is recomputed 10 times",
+    ),
+    KnownBad(
+        entry="p2_selective_under_split_backward",
+        variant=f"ac=selective_op {_SPLIT}=torch",
+        ending="failed: Trying to backward an extra time",
+    ),
+)
+
+
+def cells() -> Iterator[Cell]:
+    """Yield all cells, those of one mesh together."""
+    for place in _PLACES:
+        yield from (Cell(variant=variant, place=place) for variant in VARIANTS)
+
+
+def row_of(cell: Cell, record: Record | None) -> dict[str, Any]:
+    """Return what is kept of a cell: its ending, and of a pipeline what the table shows.
+
+    Args:
+        cell: the cell.
+        record: of its trial; `None` where it is refused.
+    """
+    if record is None:
+        return {"words": cell.words, "ending": f"refused: {cell.refusal()}"}
+    row: dict[str, Any] = {"words": cell.words, "ending": outcome(record)}
+    memory, work = record.memory, record.work
+    if memory is None or work is None or memory.pipeline is None or work.baseline is None:
+        return row
+    times = max(sum(counts.values()) for rank in memory.pipeline for counts in rank.forwards.values()) / 4 - 1
+    if _SPLIT in cell.variant and times > 2:
+        row["ending"] += f", a block is recomputed {times:g} times"
+    return row | {
+        "forwards": [_most(rank.forwards) for rank in memory.pipeline],
+        "flops": round(work.backward_flops / work.baseline.backward_flops, 4),
+        "peaks": [rank.activation_peak_bytes for rank in memory.by_rank],
+    }
+
+
+def _most(forwards: Mapping[str, Mapping[str, int]]) -> list[float]:
+    """Return the forwards for a micro-batch of the block of a rank that runs most often, by what asked."""
+    counts = max(forwards.values(), key=lambda each: sum(each.values()))
+    return [count / 4 for count in counts.values()]
+
+
+def judgement(cell: Cell, ending: str) -> str:
+    """Return `neutral`, `refused`, `known bad` or `unexpected`, by how a cell ended."""
+    rule = known_bad(cell)
+    if rule is not None:
+        return "known bad" if ending.startswith(rule.ending) else "unexpected"
+    word = ending.partition(":")[0]
+    return word if word in {"neutral", "refused"} else "unexpected"
+
+
+def known_bad(cell: Cell) -> KnownBad | None:
+    """Return the entry that says how a cell ends, if any."""
+    if cell.schedule not in {"zero_bubble", "zbv"}:
+        return None
+    return next((rule for rule in KNOWN_BAD if rule.variant == cell.variant), None)
