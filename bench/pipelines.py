@@ -19,7 +19,7 @@ from bench.output import keep, parser, publish
 from bench.table import table_of
 from bench.trials import PRELOAD, records
 from harness.ranks.agent import Agent
-from tests.matrix.steps_in_parts import Cell, cells, judgement, known_bad, row_of
+from tests.matrix.steps_in_parts import Cell, cells, judgement, row_of
 
 
 def main(words: Sequence[str]) -> int:
@@ -62,13 +62,8 @@ def rows_of(agent: Agent, chosen: Sequence[Cell], folder: Path) -> list[dict[str
         folder: of the ranks' logs.
     """
     legal = [cell for cell in chosen if cell.refusal() is None]
-    # one that fails ends the ranks, and the others would run again
-    failing = [cell for cell in legal if (rule := known_bad(cell)) and rule.ending.startswith("failed")]
-    batches = [[cell for cell in legal if cell not in failing], *([cell] for cell in failing)]
-    found = {}
-    for batch in filter(None, batches):
-        ran = records(agent, [cell.experiment for cell in batch], folder)
-        found |= {cell.words: record for cell, record in zip(batch, ran, strict=True)}
+    ran = records(agent, [cell.experiment for cell in legal], folder) if legal else []
+    found = {cell.words: record for cell, record in zip(legal, ran, strict=True)}
     return [row_of(cell, found.get(cell.words)) for cell in chosen]
 
 

@@ -16,10 +16,12 @@ from typing import Any
 
 from tests.gallery import parts
 from tests.gallery.case import Case, Evidence
-from tests.gallery.entries import CONTROLS, DEFECTS, Entry, loaded
+from tests.gallery.entries import CONTROLS, DEFECTS, Entry, loaded, step_entries
+from tests.gallery.pipelines import stages
 
 _ROOT = Path(__file__).parents[2]
 PAGE = _ROOT / "docs" / "gallery" / "README.md"
+STEPS_PAGE = PAGE.parent / "pipelines.md"
 
 _HEAD = """\
 # Gallery of silent defects
@@ -34,9 +36,19 @@ $ make gallery                            # judges all entries, prints the table
 $ python -m bench.gallery --only n13      # one entry
 ```
 
+Defects of pipelines and of gradients that accumulate stand [apart](pipelines.md).
+
 `gradients` is the relative error of the worst gradient in the first step that differs; `none`: one is
 missing; empty where the plain model raises. Entries keep their numbers: messages of `assert_neutral` name
 them.
+"""
+
+_STEPS_HEAD = """\
+# Steps in micro-batches
+
+What goes wrong where checkpointing meets several micro-batches in flight, or a backward in two parts. A test
+runs each entry with torch alone: most are a schedule of `torch.distributed.pipelining` with two stages on one
+rank. `here` is what this package makes of it, which tests and the [legality matrix](../legality.md) run too.
 """
 
 _PARTS = """\
@@ -50,9 +62,36 @@ them. They use these parts of `tests/gallery/parts.py`:
 def main() -> int:
     """Rewrite the page."""
     PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(page(), encoding="utf-8")
-    print(PAGE)
+    for path, written in ((PAGE, page()), (STEPS_PAGE, steps_page())):
+        path.write_text(written, encoding="utf-8")
+        print(path)
     return 0
+
+
+def steps_page() -> str:
+    """Return the page of defects of steps in micro-batches."""
+    entries = step_entries()
+    lines = [_STEPS_HEAD, "| | defect | torch alone | here | verdict |", "| --- | --- | --- | --- | --- |"]
+    for name, entry in entries.items():
+        number = name.partition("_")[0]
+        cells = f"{_in_cell(entry.case.says)} | {entry.case.here} | {entry.case.verdict}"
+        lines.append(f"| [{number}](#{number}) | {entry.title} | {cells} |")
+    shared = inspect.getsource(stages)
+    for name, entry in entries.items():
+        number, case = name.partition("_")[0], entry.case
+        upstream = f" Upstream: {case.link}" if case.link else ""
+        lines += [
+            f'\n<a id="{number}"></a>\n\n## {entry.title.rstrip(".")}\n',
+            f"```python\n{entry.code}\n```\n",
+            f"Cause: {case.why} Fix: {case.fix}{upstream}",
+        ]
+    blocks = shared[shared.index("class Block") : shared.index("def apart")].rstrip()
+    return "\n".join([*lines, f"\n## What they share\n\n```python\n{blocks}\n```"]) + "\n"
+
+
+def _in_cell(text: str) -> str:
+    """Return text as a cell of a table holds it."""
+    return text.replace("|", "\\|")
 
 
 def page() -> str:

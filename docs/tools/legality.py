@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from docs.tools.pipelines import places_table
 from docs.tools.readme import markdown
 from tests.matrix.facts import MESHES
 from tests.matrix.legality import JUDGEMENTS, KNOWN_BAD, Cell, cells, judgement, known_bad, unexpected
@@ -43,6 +44,16 @@ and `ac.preserve_rng_state`. Options that a variant does not have do not make tw
 """
 
 
+_STEPS = """\
+## Steps in micro-batches
+
+Four micro-batches of a `llama` with dropout, under each schedule of a [pipeline](pipelines.md) of two ranks,
+and without one under `mesh.sync`. Pipelines are also compared with one process that is not cut.
+`python -m bench.pipelines` runs these cells; `tests/matrix/test_steps_in_parts.py` runs them again, and
+compares each with this table.
+"""
+
+
 def main() -> int:
     """Rewrite the page."""
     PAGE.write_text(page(), encoding="utf-8")
@@ -52,6 +63,10 @@ def main() -> int:
 
 def page() -> str:
     """Return the page of the kept result, with the cells that ran once more after a mend."""
+    return f"{_page()}\n{_STEPS}\n{places_table()}\n"
+
+
+def _page() -> str:
     (path,) = _RESULTS.glob("legality-cpu-*.json")
     return page_of([path, *sorted(_RESULTS.glob("legality_again-cpu-*.json"))], cells())
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from tests.gallery.case import Case
+from tests.gallery.pipelines.stages import StepCase
 
 _ROOT = Path(__file__).parent
 DEFECTS, CONTROLS = (
@@ -21,6 +22,11 @@ DEFECTS, CONTROLS = (
     for kind in ("defects", "controls")
 )
 """Names of their modules, by number."""
+
+STEPS = sorted(
+    each.name for each in pkgutil.iter_modules([str(_ROOT / "pipelines")]) if each.name.startswith("p")
+)
+"""Names of the modules about steps in micro-batches."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +81,33 @@ class Entry:
         }
         runs = [f"{name} = {value}" for name, value in given.items() if name != value]
         return "\n".join([lines, "", "", *runs]).strip()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepEntry:
+    """One module of `pipelines`, with what stands in it."""
+
+    module: ModuleType
+    case: StepCase
+
+    @property
+    def title(self) -> str:
+        """The first line of the module."""
+        return inspect.getdoc(self.module) or ""
+
+    @property
+    def code(self) -> str:
+        """What the entry runs: the module between its imports and what it says of itself."""
+        source = inspect.getsource(self.module)
+        _, *statements, case = ast.parse(source).body
+        first = next(each for each in statements if not isinstance(each, ast.Import | ast.ImportFrom))
+        return "\n".join(source.splitlines()[first.lineno - 1 : case.lineno - 1]).strip()
+
+
+def step_entries() -> dict[str, StepEntry]:
+    """Return the entries about steps in micro-batches, by the name of their module."""
+    modules = {name: importlib.import_module(f"tests.gallery.pipelines.{name}") for name in STEPS}
+    return {name: StepEntry(module=module, case=module.CASE) for name, module in modules.items()}
 
 
 def load(name: str) -> Entry | str:

@@ -1,76 +1,96 @@
-"""Checkpointing under a backward in two parts, with torch alone: the parts as torch's pipelines take them."""
+"""Defects of steps in micro-batches: what each shows with torch alone, and how it ends here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
-from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.distributed.pipelining import ScheduleGPipe, ScheduleInterleavedZeroBubble
 
+from harness.check import NotNeutral, assert_neutral
+from harness.experiment.experiment import Experiment
+from harness.experiment.mesh import Mesh
+from harness.records.parity_result import Parity
+from harness.trial import pipeline
+from harness.trial.pipeline import Pipeline
+from strategies.ac.full import Full
+from strategies.ac.selective_op import SelectiveOp
+from strategies.estimate.patched import replaced
+from tests.gallery.entries import STEPS, step_entries
+from tests.gallery.parts import rows
+from tests.gallery.pipelines.p4_state_that_grows_with_micro_batches import Remembering
+from tests.gallery.pipelines.stages import MICROBATCHES, Stage, apart, trained
 from tests.parity import cases
+from tests.rank_pool import RankPool
 
-_FULL = partial(checkpoint, use_reentrant=False)
-
-
-def _keeps_products(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    is_kept = operator is torch.ops.aten.mm.default
-    return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+ENTRIES = step_entries()
 
 
-def _block() -> tuple[nn.Module, Tensor]:
-    """Return a block of Llama, which has 9 parameters, and the table of its positions."""
-    model = cases.MODELS["llama"].build()
-    return model.layers[0], model.rotary[:8]  # type: ignore[index,return-value]  # a list of blocks, a buffer
-
-
-def _in_parts(region: Callable[..., Any]) -> tuple[int, dict[str, Tensor | None]]:
-    """Return how often the block runs forward, and its gradients, with a backward in two parts."""
-    torch.manual_seed(0)
-    block, rotary = _block()
-    calls: list[int] = []
-    block.register_forward_pre_hook(lambda *_: calls.append(1))
-    x_BSD = torch.randn(2, 8, 32, requires_grad=True)
-    output = region(block, x_BSD, rotary)
-    _, groups = stage_backward_input([output], [torch.ones_like(output)], [x_BSD], block.parameters())
-    stage_backward_weight(block.parameters(), groups)
-    return len(calls), {name: each.grad for name, each in block.named_parameters()}
-
-
-def _plain(block: nn.Module, *args: Tensor) -> Any:
-    return block(*args)
-
-
-def test_a_block_is_recomputed_for_the_input_and_for_each_group_of_parameters() -> None:
-    (plain, expected), (recomputed, gradients) = _in_parts(_plain), _in_parts(_FULL)
-    assert (plain, recomputed) == (1, 1 + 1 + 9)
-    assert all(torch.equal(gradients[name], expected[name]) for name in expected)  # type: ignore[arg-type]
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("name", STEPS)
+def test_torch_does_what_the_entry_says(name: str) -> None:
+    case = ENTRIES[name].case
+    assert case.by_torch() == case.says
 
 
 @pytest.mark.parametrize(
-    ("region", "words"),
-    [
-        (
-            partial(
-                checkpoint,
-                use_reentrant=False,
-                context_fn=partial(create_selective_checkpoint_contexts, _keeps_products),
-            ),
-            "Trying to backward an extra time",
-        ),
-        (partial(checkpoint, use_reentrant=True), "use_reentrant=False, or call .backward()"),
-    ],
-    ids=["a save list", "a reentrant region"],
+    ("variant", "forwards"),
+    [(Full(layers_fqn="blocks"), 2), (SelectiveOp(layers_fqn="blocks"), 2)],
+    ids=["full", "selective_op"],
 )
-def test_other_regions_raise(region: Callable[..., Any], words: str) -> None:
-    with pytest.raises(RuntimeError) as raised:
-        _in_parts(region)
-    assert words in f"{raised.value} {raised.value.__cause__}"
+def test_our_regions_recompute_once(variant: Any, forwards: int) -> None:
+    _, expected = trained(schedule=ScheduleInterleavedZeroBubble)
+    (_, block), gradients = trained(variant, schedule=ScheduleInterleavedZeroBubble)
+    assert (block.forwards / MICROBATCHES, apart(gradients, expected)) == (forwards, 0.0)
+
+
+def test_a_check_finds_state_that_grows_with_micro_batches() -> None:
+    with pytest.raises(NotNeutral) as found:
+        assert_neutral(partial(Stage, Remembering), [rows(2), rows(3)], Full(layers_fqn="blocks"))
+    assert found.value.verdict == ENTRIES["p4_state_that_grows_with_micro_batches"].case.verdict
+
+
+def _scaling(*args: Any, **options: Any) -> Any:
+    return ScheduleGPipe(*args, **options | {"scale_grads": True})
+
+
+def _of_one_less(*args: Any, **options: Any) -> Any:
+    return ScheduleGPipe(*args, **options | {"n_microbatches": options["n_microbatches"] - 1})
+
+
+_STEP = Pipeline.step
+
+
+def _dropping(self: Pipeline, parts: Any, *args: Any) -> None:
+    _STEP(self, parts[:-1], *args)
+
+
+def _proven(rank: int, case: Experiment, schedule: Any, *, drops: bool) -> Parity:
+    schedules = {**pipeline._SCHEDULES, "gpipe": schedule}
+    with (
+        replaced(pipeline, "_SCHEDULES", schedules),
+        replaced(Pipeline, "step", _dropping if drops else _STEP),
+    ):
+        return cases.parity(rank, case)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "drops", "part"),
+    [(_scaling, False, "gradients"), (_of_one_less, True, "outputs")],
+    ids=["gradients are scaled twice", "the last micro-batch is dropped"],
+)
+def test_the_twin_is_equal_and_the_dense_model_is_not(
+    pool2: RankPool, schedule: Any, drops: bool, part: str
+) -> None:
+    case = cases.experiment(
+        model="llama", mesh=Mesh(pp=2, pp_schedule="gpipe"), variant="full", batch_size=8, sequence_length=8,
+        microbatches=4, parity_steps=1,
+    )  # fmt: skip
+    case = replace(case, model=replace(case.model, n_layers=2))  # type: ignore[call-arg]  # of llama
+    *_, last = pool2.run(_proven, case, schedule, drops=drops)
+    (dense,) = last.chain
+    assert all(getattr(last, each).equal for each in ("loss", "gradients", "parameters"))
+    assert dense.first is not None
+    assert dense.first.part == part

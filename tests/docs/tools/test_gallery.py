@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 from torch import nn
 
-from docs.tools.gallery import PAGE, measured, page
+from docs.tools.gallery import PAGE, STEPS_PAGE, measured, page, steps_page
 from tests.gallery.case import Case, Evidence, Verdict
 
 
 def test_the_page_is_current() -> None:
     pytest.importorskip("transformers", reason="some entries are models of transformers")
     assert page() == PAGE.read_text("utf-8"), "run python -m docs.tools.gallery"
+    assert steps_page() == STEPS_PAGE.read_text("utf-8"), "run python -m docs.tools.gallery"
 
 
 @pytest.mark.parametrize(
