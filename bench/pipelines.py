@@ -1,7 +1,7 @@
-"""Steps in micro-batches: every variant under each schedule and each way to reduce gradients.
+"""Pipelines: every variant under each schedule.
 
-Each cell is refused with its reason, or runs as `acbench` runs it: beside its twin, with dropout, and a
-pipeline against one process that is not cut. What is kept are verdicts, forwards of a block, FLOPs of the
+Each cell is refused with its reason, or runs as `acbench` runs it: beside its twin, with dropout, and against
+one process that is not cut. What is kept are verdicts, forwards of a block, FLOPs of the
 backward over the twin's, and the activation peak of each rank: integers and verdicts, which repeat.
 
     python -m bench.pipelines [--only zero_bubble]

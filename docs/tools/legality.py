@@ -45,12 +45,13 @@ and `ac.preserve_rng_state`. Options that a variant does not have do not make tw
 
 
 _STEPS = """\
-## Steps in micro-batches
+## Pipelines and micro-batches
 
 Four micro-batches of a `llama` with dropout, under each schedule of a [pipeline](pipelines.md) of two ranks,
-and without one under `mesh.sync`. Pipelines are also compared with one process that is not cut.
-`python -m bench.pipelines` runs these cells; `tests/matrix/test_steps_in_parts.py` runs them again, and
-compares each with this table.
+against the twin and against one process that is not cut. `python -m bench.pipelines` runs these cells;
+`tests/matrix/test_steps_in_parts.py` runs them again, and compares each with this table. Without a pipeline
+every eager variant is neutral on `single`, `tp2`, and `ddp2`, `shard2` and FSDP1 with `mesh.sync=each` and
+`last`, but for `ac=budget` with `last` under FSDP, which is refused: `tests/matrix/test_microbatches.py`.
 """
 
 

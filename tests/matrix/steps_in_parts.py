@@ -1,4 +1,4 @@
-"""Cells of steps in micro-batches: every variant under each schedule and each way to reduce gradients."""
+"""Cells of pipelines: every variant under each schedule."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ VARIANTS = (
 _SPLIT = "ac.split_backward"
 _SIZES = (
     "model=llama_nano",
+    "model.n_layers=4",
     "model.width=32",
     "model.hidden_width=64",
     "model.dropout=0.1",
@@ -50,19 +51,7 @@ _SIZES = (
     "protocol.probes=false",
     "mesh.device=cpu",
 )
-_BLOCKS = {"pp2": "model.n_layers=4"}
-"""Blocks of a model that is cut, one for each of at most four stages; others have two."""
-
-PLACES = (
-    *(f"mesh=pp2 mesh.pp_schedule={schedule}" for schedule in SCHEDULES),
-    "mesh=single",
-    "mesh=tp2",
-    *(
-        f"{mesh} mesh.sync={sync}"
-        for mesh in ("mesh=ddp2", "mesh=shard2", "mesh=shard2 mesh.fsdp=fsdp1")
-        for sync in ("each", "last")
-    ),
-)
+PLACES = tuple(f"mesh=pp2 mesh.pp_schedule={schedule}" for schedule in SCHEDULES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +67,8 @@ class Cell:
         return f"{self.variant} {self.place}"
 
     @property
-    def mesh(self) -> str:
-        """Name of the mesh."""
-        return self.place.split()[0].removeprefix("mesh=")
-
-    @property
     def schedule(self) -> str:
-        """Schedule of the pipeline; empty without one."""
+        """Schedule of the pipeline."""
         return self.place.partition("pp_schedule=")[2]
 
     @property
@@ -99,7 +83,7 @@ class Cell:
         Raises:
             ConfigError, StrategyError: the cell is refused.
         """
-        (found,) = experiments([[*_SIZES, _BLOCKS.get(self.mesh, "model.n_layers=2"), *self.words.split()]])
+        (found,) = experiments([[*_SIZES, *self.words.split()]])
         Preflight().check(found)
         return found
 
