@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from bench.output import keep, parser, publish
 from bench.table import table_of
@@ -28,7 +29,7 @@ def main(words: Sequence[str]) -> int:
     arguments.add_argument("--only", default="", help="cells whose words have this")
     chosen = arguments.parse_args(words)
     found = [cell for cell in cells() if chosen.only in cell.words]
-    rows = []
+    rows: list[dict[str, Any]] = []
     with Agent(preload=PRELOAD) as agent, TemporaryDirectory() as folder:
         for _, group in groupby(found, key=lambda cell: cell.place):
             rows += rows_of(agent, list(group), Path(folder))
@@ -53,7 +54,7 @@ def main(words: Sequence[str]) -> int:
     return int("unexpected" in judged)
 
 
-def rows_of(agent: Agent, chosen: Sequence[Cell], folder: Path) -> list[dict[str, object]]:
+def rows_of(agent: Agent, chosen: Sequence[Cell], folder: Path) -> list[dict[str, Any]]:
     """Return what is kept of cells of one mesh, in their order.
 
     Args:

@@ -89,7 +89,7 @@ def plain(stage: nn.Module) -> nn.Module:
     return stage
 
 
-def by_torch(stage: nn.Module, **options: object) -> nn.Module:
+def by_torch(stage: nn.Module, **options: Any) -> nn.Module:
     """Put torch's checkpoint around each block."""
     for block in stage.layers:  # type: ignore[union-attr]
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, **options)
@@ -144,7 +144,8 @@ def step(rank: int, wrap: Wrap) -> tuple[list[Counter[int]], int, list[Tensor]]:
     with Flops() as counter:
         schedule.step(*([batch] if rank == 0 else []), target=batch, return_outputs=False)
     gradients = [each.grad for stage in mine.values() for each in stage.parameters() if each.grad is not None]
-    forwards = [Counter(block.forwards for block in stage.layers) for stage in mine.values()]  # type: ignore[misc]
+    blocks: list[Any] = [list(stage.layers) for stage in mine.values()]
+    forwards = [Counter(int(block.forwards) for block in each) for each in blocks]
     return forwards, counter.total, gradients
 
 

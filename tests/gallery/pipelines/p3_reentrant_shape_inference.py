@@ -9,9 +9,7 @@ from tests.gallery.pipelines.stages import StepCase, checkpointed, raised, train
 
 def by_torch() -> str:
     reentrant = partial(checkpointed, use_reentrant=True)
-    given, inferred = (
-        raised(lambda each=each: trained(reentrant, is_inferred=each)) for each in (False, True)
-    )
+    given, inferred = (raised(partial(trained, reentrant, is_inferred=each)) for each in (False, True))
     return f"with shapes {given}, without {inferred}"
 
 

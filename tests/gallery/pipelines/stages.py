@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
 from torch.utils.checkpoint import checkpoint
 
@@ -112,11 +113,8 @@ def trained(
                     index,
                     2,
                     torch.device("cpu"),
-                    **(
-                        {}
-                        if is_inferred
-                        else {"input_args": between if index else batch[:ROWS], "output_args": between}
-                    ),
+                    input_args=None if is_inferred else between if index else batch[:ROWS],
+                    output_args=None if is_inferred else between,
                 )
                 for index, stage in enumerate(stages)
             ],
@@ -154,7 +152,7 @@ def _one_rank() -> Iterator[None]:
     logger = logging.getLogger("torch.distributed.pipelining.schedules")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         yield
     finally:
