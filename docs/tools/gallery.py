@@ -81,7 +81,7 @@ def steps_page() -> str:
         number, case = name.partition("_")[0], entry.case
         upstream = f" Upstream: {case.link}" if case.link else ""
         lines += [
-            f'\n<a id="{number}"></a>\n\n## {entry.title.rstrip(".")}\n',
+            f"\n## {number}\n\n{entry.title}\n",
             f"```python\n{entry.code}\n```\n",
             f"Cause: {case.why} Fix: {case.fix}{upstream}",
         ]
