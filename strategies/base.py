@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -119,9 +119,12 @@ class Observation:
     unneeded: str | None = None
 
     def joined(self, other: Observation) -> Observation:
-        """Return what two stages of one model show together; lists in their plans follow one another."""
+        """Return what two stages of one model show together; lists in their plans follow one another.
+
+        Stages that share one plan have it once.
+        """
         plan = self.plan or other.plan
-        if self.plan and other.plan:
+        if self.plan and other.plan and self.plan != other.plan:
             plan = {
                 name: [*first, *other.plan[name]] if isinstance(first, list) else first
                 for name, first in self.plan.items()
@@ -343,6 +346,9 @@ class RunnableStep:
         unwrapped: makes the context in which compiled functions are called: functions of torch that the step
             has replaced are as they were.
         chunk: the plan of the chunks in which parts of the model run, as JSON values; `None`: nothing does.
+        stages: the stages of a pipeline that the rank has, by number, as they are called; none of a whole
+            model. A schedule calls their blocks once for each micro-batch of the step.
+        most: returns the largest of the numbers that the ranks of the pipeline give.
     """
 
     run: Callable[[], object]
@@ -353,6 +359,13 @@ class RunnableStep:
     compiler: str = "none"
     unwrapped: Callable[[], AbstractContextManager[Any]] = nullcontext
     chunk: Mapping[str, Any] | None = None
+    stages: Mapping[int, nn.Module] = field(default_factory=dict)
+    most: Callable[[int], int] = int
+
+    @property
+    def models(self) -> tuple[nn.Module, ...]:
+        """The stages, or the whole model."""
+        return tuple(self.stages.values()) or (self.model,)
 
 
 class PlansFromStep(Protocol):
@@ -484,10 +497,10 @@ def check_simple_fields(group: str, strategy: Any) -> None:
         StrategyError: naming the first such field; a `bool` is no `int`.
     """
     hints = get_type_hints(type(strategy))
-    for field in fields(strategy):
-        hint = hints[field.name]
+    for each in fields(strategy):
+        hint = hints[each.name]
         accepted = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-        value = getattr(strategy, field.name)
+        value = getattr(strategy, each.name)
         if set(accepted) <= _SIMPLE and type(value) not in accepted:
             names = " or ".join("None" if kind is NoneType else kind.__name__ for kind in accepted)
-            raise StrategyError(f"{group}.{field.name}", f"must be {names}, got {value!r}")
+            raise StrategyError(f"{group}.{each.name}", f"must be {names}, got {value!r}")

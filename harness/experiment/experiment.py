@@ -421,7 +421,7 @@ class Experiment(Recipe):
 
     def _require_stages(self) -> None:
         """Refuse what no stage of a pipeline can have, and micro-batches that its schedule cannot order."""
-        mesh, ac = self.mesh, name_of(self.ac)
+        mesh = self.mesh
         stages = f"mesh.pp={mesh.pp} cuts the model into stages"
         if self.wrap_order == "call_site":
             problem = f"{stages}, and call_site makes one region of the whole"
@@ -443,9 +443,9 @@ class Experiment(Recipe):
         if mesh.sync == "last":
             problem = "last has no effect: schedules reduce gradients once, after all micro-batches"
             raise ConfigError("mesh.sync", f"{problem}; leave it at each")
-        if self.ac.step_planner is not None:
-            problem = f"{ac} plans a step that holds one call of each block, and a pipeline holds several"
-            raise ConfigError("ac", f"{problem}; use ac=full or selective_op, or mesh.pp=1")
+        if getattr(self.ac, "host_gib", 0):
+            problem = f"must be 0: {stages}, and plans of stages move nothing to the host"
+            raise ConfigError("ac.host_gib", f"{problem}, got {self.ac.host_gib:g}; use mesh.pp=1")  # type: ignore[attr-defined]
         if mesh.splits_backward:
             self._require_splittable_backward()
         self._require_ordered_microbatches()

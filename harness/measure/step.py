@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from harness.measure.gloo.wait import settled_collectives
 from harness.measure.in_place_operators import AsUnwatched
@@ -154,17 +154,21 @@ def allocator_truth(trainee: Trainee, batch: Any, live: LiveTotals) -> Allocator
         return allocator.measure(lambda: _step(trainee, batch), device=device.type, live=live)
 
 
-def runnable_step(trainee: Trainee, batch: Any) -> RunnableStep:
+def runnable_step(
+    trainee: Trainee, batch: Any, stages: Mapping[int, nn.Module] | None = None
+) -> RunnableStep:
     """Return the step that `instrument` watches, for who watches it otherwise.
 
     Of several micro-batches it is the last one, to whose gradients those of the others have accumulated: none
-    before it holds more, unless gradients are kept unsharded until then.
+    before it holds more, unless gradients are kept unsharded until then. In a pipeline it is all of them, in
+    the order of its schedule.
 
     Args:
         trainee, batch: as of `instrument`, with the step before that it asks for.
+        stages: the stages of a pipeline that this rank has, by number.
     """
     wrappings = Wrappings()
-    *others, last = batch.parts() if isinstance(batch, Batch) else (batch,)
+    *others, last = batch.parts() if isinstance(batch, Batch) and not stages else (batch,)
 
     def run() -> None:
         with AsUnwatched(wrappings):
@@ -187,11 +191,17 @@ def runnable_step(trainee: Trainee, batch: Any) -> RunnableStep:
         standing=standing(trainee, batch, has_gradients=bool(others)),
         around=around,
         unwrapped=wrappings.lifted,
+        stages=stages or {},
     )
 
 
 def write_plan(
-    variant: PlansFromStep, steps: Iterable[RunnableStep], file: Path, *, spare_bytes: int = 0
+    variant: PlansFromStep,
+    steps: Iterable[RunnableStep],
+    file: Path,
+    *,
+    spare_bytes: int = 0,
+    plans: bool | None = None,
 ) -> None:
     """Let rank 0 plan for what it sees of steps that all ranks take: no rank holds more.
 
@@ -201,12 +211,13 @@ def write_plan(
             several plans.
         file: where rank 0 writes the plan.
         spare_bytes: bytes below its budget that the plan is to stay.
+        plans: whether this rank plans, as the first one of its stages does; `None`: rank 0 does.
 
     Raises:
         StrategyError: the model has not what is planned for; or there is no plan, on rank 0.
     """
     checked = _checked(variant, steps)
-    if not dist.is_initialized() or dist.get_rank() == 0:
+    if (not dist.is_initialized() or dist.get_rank() == 0) if plans is None else plans:
         variant.write_best_plan(checked, file, spare_bytes=spare_bytes)
         return
     for step in checked:
@@ -216,7 +227,8 @@ def write_plan(
 def _checked(variant: PlansFromStep, steps: Iterable[RunnableStep]) -> Iterator[RunnableStep]:
     """Yield the steps of models that have what is planned for."""
     for step in steps:
-        variant.check_model(step.model)
+        for model in step.models:
+            variant.check_model(model)
         yield step
 
 

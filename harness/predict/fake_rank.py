@@ -61,6 +61,7 @@ def step_log(
     device: str,
     pp_rank: int = 0,
     look: Callable[[StepReport], None] = lambda _: None,
+    most: Callable[[int], int] | None = None,
 ) -> StepLog:
     """Run one instrumented step of `experiment` on the first rank of a stage and return what it does.
 
@@ -69,6 +70,7 @@ def step_log(
         device: one of `DEVICES`.
         pp_rank: index of the rank among those of a pipeline.
         look: is given the step.
+        most: returns the largest of the numbers that the ranks of a pipeline give; there are no others here.
 
     Raises:
         ConfigError: no such device; something of the model depends on data.
@@ -77,7 +79,8 @@ def step_log(
     """
     mesh = experiment.mesh
     with _fake_trial(experiment, device, pp_rank) as (make, batch, fakes), TemporaryDirectory() as folder:
-        experiment = _with_plan(experiment, device, make, batch, Path(folder) / PLAN_FILE)
+        file = Path(folder) / PLAN_FILE
+        experiment = _with_plan(experiment, device, make, batch, file, pp_rank=pp_rank, most=most)
         trainee = make(experiment)
         warm_up(trainee, batch, steps=_warm_up_steps(mesh))
         asked: Counter[str] = Counter()
@@ -137,9 +140,20 @@ def _with_plan(
     make: Callable[[Experiment], Assembled],
     batch: Callable[[int], Batch],
     file: Path,
+    *,
+    pp_rank: int = 0,
+    most: Callable[[int], int] | None = None,
 ) -> Experiment:
-    steps = _warm_up_steps(experiment.mesh)
-    return with_plan(experiment, make, batch, file, device=torch.device(device), warm_up_steps=steps)
+    return with_plan(
+        experiment,
+        make,
+        batch,
+        file,
+        device=torch.device(device),
+        rank=experiment.mesh.first_rank(pp_rank),
+        warm_up_steps=_warm_up_steps(experiment.mesh),
+        most=most,
+    )
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TypeAlias
 
 from harness.errors import ConfigError
@@ -29,6 +29,7 @@ from harness.records.measured import (
     StepBytes,
     StepFlops,
 )
+from harness.records.merge_ranks import highest_by_phase
 from harness.records.predicted_step import PredictedStep, assuming
 from harness.records.record import Ending, Identity, Record, build
 from harness.records.statistics import Ratio
@@ -111,19 +112,19 @@ def predicted_step(experiment: Experiment, hardware: Hardware | None = None) -> 
         experiment: a trial that is about to run.
         hardware: what its time is predicted for; without it, or a rate for the step's dtype, there is none.
     """
-    if experiment.mesh.pp > 1:  # the records of a rank say nothing of the others
-        return None
     try:
-        step = step_of(experiment, "cpu")
+        steps = steps_of(experiment, "cpu")
+        memories, works = [each.memory for each in steps], [each.work for each in steps]
         predicted = PredictedStep(
-            **{each.name: getattr(step.memory, each.name) for each in fields(StepBytes)},
-            **{each.name: getattr(step.work, each.name) for each in fields(StepFlops)},
-            offloaded_bytes=step.observation.offloaded_bytes,
-            collectives=step.work.collectives,
-            collective_bytes=step.work.collective_bytes,
-            assumes=step.assumes,
+            **{each.name: max(getattr(one, each.name) for one in memories) for each in fields(StepBytes)},
+            **{each.name: max(getattr(one, each.name) for one in works) for each in fields(StepFlops)},
+            offloaded_bytes=max(each.observation.offloaded_bytes for each in steps),
+            collectives=highest_by_phase([each.collectives for each in works]),
+            collective_bytes=highest_by_phase([each.collective_bytes for each in works]),
+            assumes=steps[0].assumes,
         )
-        return _with_time(predicted, step.trace, hardware)
+        # ranks of a pipeline wait for one another
+        return predicted if len(steps) > 1 else _with_time(predicted, steps[0].trace, hardware)
     except (ConfigError, StrategyError):
         return None
     except Exception as error:  # noqa: BLE001 (a trial says what is wrong with its model)
@@ -168,6 +169,21 @@ def step_of(
     return _shared_step(_Traced(experiment), device, traced_batch_sizes(experiment, batch_sizes))
 
 
+def steps_of(experiment: Experiment, device: str) -> list[FakeStep]:
+    """Return the steps that decide what a record says: that of rank 0, or of each rank of a pipeline.
+
+    Args:
+        experiment: the variant or its twin.
+        device: one of `fake_rank.DEVICES`.
+
+    Raises:
+        ConfigError, StrategyError, RuntimeError: as of `fake_rank.step_log`.
+    """
+    if experiment.mesh.pp == 1:
+        return [step_of(experiment, device)]
+    return [step_of(experiment, device, pp_rank=rank) for rank in range(experiment.mesh.pp)]
+
+
 def shared_key(experiment: Experiment) -> str:
     """Return what points have in common whose steps are one, or follow from one another."""
     return _key(experiment, batch_size=None) if follow_from_others(experiment) else _key(experiment)
@@ -208,7 +224,15 @@ def _shared_step(traced: _Traced, device: str, batch_sizes: tuple[int, int, int]
 
 @lru_cache(maxsize=_MOST_LOGS)
 def _shared_log(traced: _Traced, device: str, pp_rank: int = 0) -> StepLog:
-    return step_log(traced.experiment, device, pp_rank)
+    experiment = traced.experiment
+    if experiment.mesh.pp == 1 or experiment.ac.step_planner is None:
+        return step_log(experiment, device, pp_rank)
+
+    # a budget may be a share of the plain model's peak, which is that of the highest rank
+    others = (step_of(experiment.plain(), device, pp_rank=rank) for rank in range(experiment.mesh.pp))
+    return step_log(
+        experiment, device, pp_rank, most=partial(max, *(each.memory.peak_bytes for each in others))
+    )
 
 
 def _time(experiment: Experiment, variant: Times, twin: Times) -> MeasuredTime:

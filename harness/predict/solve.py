@@ -20,7 +20,15 @@ from harness.predict.hardware import Hardware
 from harness.records.measured import MemoryNumbers
 from strategies import StrategyError
 
-SOLVABLE = ("batch_size", "sequence_length", "model.n_layers", "mesh.dp_shard", "mesh.tp", "microbatches")
+SOLVABLE = (
+    "batch_size",
+    "sequence_length",
+    "model.n_layers",
+    "mesh.dp_shard",
+    "mesh.tp",
+    "mesh.pp",
+    "microbatches",
+)
 """Fields that can be solved for: the first three for their largest value, the mesh for its smallest."""
 
 MemoryOf: TypeAlias = Callable[[Experiment], MemoryNumbers]
@@ -237,6 +245,29 @@ def _tp(experiment: Experiment) -> _Values:
     return _meshes(experiment, "tp", gcd(*experiment.model.tensor_parallel_sizes().values()))
 
 
+def _pp(experiment: Experiment) -> _Values:
+    """Return the numbers of ranks over which blocks can be cut into stages, as the schedule allows."""
+    model, mesh = experiment.model, experiment.mesh
+    if "n_layers" not in {each.name for each in fields(model)}:
+        raise ConfigError("solve", f"model={model.name} has no option n_layers; solve for batch_size")
+    blocks: int = getattr(model, "n_layers")  # noqa: B009 (not every family has it)
+
+    def make(value: int) -> Experiment:
+        # a whole model has no schedule to choose
+        cut = replace(mesh, pp=value) if value > 1 else mesh.without_pipeline()
+        return replace(experiment, mesh=cut)
+
+    def is_allowed(value: int) -> bool:
+        """Return whether every stage has a block, and the schedule an order."""
+        try:
+            return make(value).mesh.stages <= blocks
+        except (ConfigError, StrategyError):
+            return False
+
+    known = [value for value in range(1, blocks + 1) if is_allowed(value)]
+    return _Values(known=known, is_growing=False, start=0, make=make)
+
+
 def _microbatches(experiment: Experiment) -> _Values:
     """Return the numbers of micro-batches that divide a rank's samples."""
 
@@ -271,5 +302,5 @@ def _meshes(experiment: Experiment, dimension: str, whole: int) -> _Values:
 
 
 _RANGES: Mapping[str, Callable[[Experiment], _Values]] = dict(
-    zip(SOLVABLE, (_batch_size, _sequence_length, _layers, _dp_shard, _tp, _microbatches), strict=True)
+    zip(SOLVABLE, (_batch_size, _sequence_length, _layers, _dp_shard, _tp, _pp, _microbatches), strict=True)
 )

@@ -226,8 +226,8 @@ def merge_work(ranks: Sequence[RankResult], *, is_plain: bool) -> Work:
         uncounted_ops=_merge_uncounted([work.uncounted_ops for work in works]),
         calls=_highest(work.calls for work in works),
         recomputations=_highest(work.recomputations for work in works),
-        collectives=_highest_by_phase([work.collectives for work in works]),
-        collective_bytes=_highest_by_phase([work.collective_bytes for work in works]),
+        collectives=highest_by_phase([work.collectives for work in works]),
+        collective_bytes=highest_by_phase([work.collective_bytes for work in works]),
         collectives_repeated=_highest(work.collectives_repeated for work in works),
         acted_otherwise=any(work.acted_otherwise for work in works),
         compiled_graphs=max(work.compiled_graphs for work in works),
@@ -389,7 +389,8 @@ def _highest(counts: Iterable[_Counts]) -> dict[str, int]:
     return highest
 
 
-def _highest_by_phase(phases: Sequence[Mapping[str, _Counts]]) -> dict[str, dict[str, int]]:
+def highest_by_phase(phases: Sequence[Mapping[str, _Counts]]) -> dict[str, dict[str, int]]:
+    """Return the highest counts of all ranks, by phase and name."""
     names = dict.fromkeys(name for by_phase in phases for name in by_phase)
     return {name: _highest(by_phase.get(name, {}) for by_phase in phases) for name in names}
 

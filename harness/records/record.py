@@ -167,7 +167,8 @@ def build(
     memory = merge_memory(ranks, is_plain=is_plain, predicted_peak_bytes=predicted_peak_bytes)
     work, parity = merge_work(ranks, is_plain=is_plain), merge_parity(ranks)
     probed = merge_probed([rank.probes for rank in ranks if rank.probes is not None])
-    unneeded = first.observation.unneeded
+    idle = [rank.observation.unneeded for rank in ranks]  # a plan of one stage may have nothing to do
+    unneeded = first.observation.unneeded if all(idle) else None
     promising = ("ac", "chunk") if unneeded is None else ("ac",)
     saves_nothing = _names(identity.experiment, *promising) == {"none"}
     bounds = [rank.bound for rank in ranks if rank.bound is not None]
@@ -190,7 +191,7 @@ def build(
         memory=memory,
         work=work,
         time=merge_time(ranks, work),
-        plan=first.observation.plan,
+        plan=_plan_of_all([rank.observation.plan for rank in ranks]),
         bound=bound,
         unbounded=first.unbounded if bound is None else None,
         trained=first.trained,
@@ -201,6 +202,15 @@ def build(
         )
         or None,
     )
+
+
+def _plan_of_all(plans: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+    """Return the plan of a trial; of a pipeline those of its ranks, one for each share of the stages."""
+    first = plans[0]
+    if first is None or not first.get("stages"):
+        return first
+    by_stages = {tuple(plan["stages"]): plan for plan in plans if plan is not None}
+    return {"budget_bytes": first["budget_bytes"], "pipeline": list(by_stages.values())}
 
 
 def _uncounted(work: Work) -> str | None:

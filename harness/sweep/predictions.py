@@ -140,7 +140,8 @@ def _bound_by(
 
 
 def _memory(experiment: Experiment) -> MemoryNumbers:
-    return prediction.step_of(experiment, FOLLOWED).memory
+    memories = [each.memory for each in prediction.steps_of(experiment, FOLLOWED)]
+    return max(memories, key=lambda memory: memory.peak_bytes)
 
 
 def _results(done: Future[list[Answer]], count: int) -> list[Answer]:

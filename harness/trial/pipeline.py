@@ -79,7 +79,7 @@ class Pipeline:
         between: Tensor,
         loss: LossFunction,
     ) -> None:
-        self.stages = tuple(stages)
+        self.stages, self.group = dict(stages), group
         self._loss = loss
         self._around: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._parts: Sequence[Batch] = ()
@@ -136,7 +136,7 @@ class Pipeline:
     def shown(self, report: StepReport) -> StagesInFlight:
         """Return what a record says of the stages, after a step that was measured."""
         return StagesInFlight(
-            stages=self.stages,
+            stages=tuple(self.stages),
             in_flight=self.in_flight.inputs,
             in_flight_weights=self.in_flight.weights,
             bytes_a_microbatch=report.microbatch_bytes,

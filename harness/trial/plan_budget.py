@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ import torch
 import torch.distributed as dist
 
 from harness.experiment.experiment import Experiment, name_of
+from harness.experiment.mesh import Mesh
 from harness.measure.step import instrument, runnable_step, write_plan
-from harness.measure.trainee import Trainee
 from harness.models.base import Batch
 from harness.records.files import make_folder, remove, write_atomically
+from harness.trial.assemble import Assembled
 from harness.trial.plain_model import PlainModel
 from harness.trial.planned_step import planned_step
 from harness.trial.steps import UNMEASURED_STEPS, warm_up
@@ -43,17 +45,20 @@ _OFFERS = "chunks"
 
 def with_plan(
     experiment: Experiment,
-    assemble: Callable[[Experiment], Trainee],
+    assemble: Callable[[Experiment], Assembled],
     batch: Callable[[int], Batch],
     file: Path,
     *,
     device: torch.device,
+    rank: int = 0,
     warm_up_steps: int = UNMEASURED_STEPS,
+    most: Callable[[int], int] | None = None,
 ) -> Experiment:
     """Return `experiment` with the plan of its AC in `file`, which rank 0 writes, where its AC plans.
 
     The plain model takes a step on all ranks, and rank 0 plans for what it sees. Where chunks are left to
     that plan, the model takes the step once more for each plan of chunks that rank 0 offers.
+    In a pipeline the first rank of each stage plans, and there are as many files (`file_of`).
 
     Args:
         experiment: the trial.
@@ -61,7 +66,9 @@ def with_plan(
         batch: returns this rank's share of a step's batch.
         file: a file that all ranks share.
         device: device of this rank.
+        rank: number of this rank.
         warm_up_steps: steps that nobody watches.
+        most: returns the largest of the numbers that the ranks of a pipeline give; `None` asks them.
 
     Raises:
         StrategyError: there is no plan, on rank 0; or the one that is given has chunks that nobody asks for.
@@ -69,16 +76,52 @@ def with_plan(
     ac = experiment.ac.step_planner
     if ac is None:
         return experiment
+    mesh = experiment.mesh
+    pp_rank = mesh.coordinate(rank).pp
     if ac.plan_file is not None:
-        return carrying_out(experiment, Path(ac.plan_file))
-    asked = _Asked(experiment=experiment, assemble=assemble, batch=batch, warm_up_steps=warm_up_steps)
+        file = file_of(Path(ac.plan_file), mesh, pp_rank)
+        return carrying_out(replace(experiment, ac=plan_of_rank(experiment.ac, mesh, pp_rank)), file)
+    file = file_of(file, mesh, pp_rank)
+    asked = _Asked(
+        experiment=experiment,
+        assemble=assemble,
+        batch=batch,
+        warm_up_steps=warm_up_steps,
+        most=most,
+    )
     if experiment.compile == "inductor":
         _write_measured(ac, asked, file, device)
     else:
         with _offered(experiment, batch(0).parts()[0], device, file.with_name(_OFFERS)) as offers:
-            write_plan(ac, asked.steps(offers), file)
+            plans = rank == mesh.first_rank(pp_rank) if mesh.pp > 1 else None
+            write_plan(ac, asked.steps(offers), file, plans=plans)
             _meet()
     return carrying_out(replace(experiment, ac=ac.with_plan(file)), file)
+
+
+def file_of(file: Path, mesh: Mesh, pp_rank: int) -> Path:
+    """Return the file of the plan of one rank of a pipeline, next to that of a whole model.
+
+    Args:
+        file: the file of a whole model.
+        mesh: the mesh.
+        pp_rank: index of the rank among those of `pp`.
+    """
+    return file if mesh.pp == 1 else file.with_stem(f"{file.stem}-{pp_rank}")
+
+
+def plan_of_rank(ac: Strategy, mesh: Mesh, pp_rank: int) -> Strategy:
+    """Return a variant with the plan that is given for one rank of a pipeline, where one is given.
+
+    Args:
+        ac: the variant.
+        mesh: the mesh.
+        pp_rank: index of the rank among those of `pp`.
+    """
+    planner = ac.step_planner
+    if planner is None or planner.plan_file is None or mesh.pp == 1:
+        return ac
+    return planner.with_plan(file_of(Path(planner.plan_file), mesh, pp_rank))
 
 
 def _write_measured(ac: PlansFromStep, asked: _Asked, file: Path, device: torch.device) -> None:
@@ -166,12 +209,14 @@ class _Asked:
         assemble: makes a fresh model.
         batch: returns this rank's share of a step's batch.
         warm_up_steps: steps that nobody watches.
+        most: as of `with_plan`.
     """
 
     experiment: Experiment
-    assemble: Callable[[Experiment], Trainee]
+    assemble: Callable[[Experiment], Assembled]
     batch: Callable[[int], Batch]
     warm_up_steps: int
+    most: Callable[[int], int] | None = None
 
     def peak_bytes(self, ac: Strategy) -> int:
         """Return the peak of the step with a plan, on this rank."""
@@ -199,19 +244,25 @@ class _Asked:
         """Yield the step of a fresh model, and forget it."""
         trainee = self.assemble(experiment)
         warm_up(trainee, self.batch, steps=self.warm_up_steps)
-        step = runnable_step(trainee, self.batch(UNMEASURED_STEPS))
-        yield replace(step, compiler=self.experiment.compile, chunk=chunk)
+        pipeline, batch = trainee.pipeline, self.batch(UNMEASURED_STEPS)
+        step = runnable_step(trainee, batch, {} if pipeline is None else pipeline.stages)
+        step = replace(step, compiler=self.experiment.compile, chunk=chunk)
+        # the first ranks of all stages are one group of the pipeline
+        if pipeline is not None:
+            asked = partial(_most, device=step.device, group=pipeline.group)
+            step = replace(step, most=self.most or asked)
+        yield step
         trainee.zero_grad()
-        del trainee, step
+        del trainee, step, pipeline
         gc.collect()
 
 
-def _most(number: int, device: torch.device) -> int:
-    """Return the largest number of all ranks."""
+def _most(number: int, device: torch.device, group: dist.ProcessGroup | None = None) -> int:
+    """Return the largest number of all ranks, or of those of a group."""
     if not dist.is_initialized():
         return number
     held = torch.tensor(number, device=device)
-    dist.all_reduce(held, op=dist.ReduceOp.MAX)
+    dist.all_reduce(held, op=dist.ReduceOp.MAX, group=group)
     return int(held)
 
 

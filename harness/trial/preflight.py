@@ -23,7 +23,7 @@ from harness.experiment.training import Training
 from harness.models.base import Batch, LanguageModelSpec, ModelSpec
 from harness.models.python import Made, PythonSpec
 from harness.trial.models_error import overflow, raised_by_model
-from strategies import Strategy, StrategyError, generators, shard_variants
+from strategies import Strategy, StrategyError, ac_variants, generators, shard_variants
 from strategies.regions import block_search
 
 Refusal = ConfigError | StrategyError | None
@@ -136,7 +136,10 @@ class Preflight:
             return
         is_call_site = experiment.wrap_order == "call_site"
         batch = experiment.samples_per_forward, tokens
-        variant = experiment.ac, is_call_site, Training.of(experiment), batch
+        # a given plan of a pipeline is in as many files as it has ranks: the check of stages reads them
+        is_of_stages = mesh.pp > 1 and experiment.ac.step_planner is not None
+        whole_ac = ac_variants["none"]() if is_of_stages else experiment.ac
+        variant = whole_ac, is_call_site, Training.of(experiment), batch
         self._once(deadline_s, "check_variant", model, *variant)
         if mesh.pp > 1:
             acs = tuple(experiment.at_stage(index).ac for index in range(mesh.stages))

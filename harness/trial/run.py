@@ -130,7 +130,9 @@ def _run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None) -> R
             build=Build.of(plan.experiment, batch(0).parts()[0].inputs, context.device),
         )
         file = context.trial_dir / PLAN_FILE
-        planned = with_plan(plan.experiment, bench.assemble, bench.batch, file, device=context.device)
+        planned = with_plan(
+            plan.experiment, bench.assemble, bench.batch, file, device=context.device, rank=context.rank
+        )
         gc.collect()  # the model that the plan was made with
         plan = replace(plan, experiment=planned)
         bench = replace(bench, plan=plan)

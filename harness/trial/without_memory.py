@@ -23,7 +23,7 @@ from harness.models.parts import made_model
 from harness.models.parts.containers import require_container
 from harness.trial.parallel import require_shardable
 from harness.trial.plain_model import PlainModel
-from harness.trial.plan_budget import beside_recomputation
+from harness.trial.plan_budget import beside_recomputation, plan_of_rank
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.planned_step import planned_step
 from harness.trial.precision import Precision
@@ -115,8 +115,10 @@ def check_stages(model: ModelSpec, acs: Sequence[Strategy], mesh: Mesh, batch: t
         except (DataDependentOutputException, DynamicOutputShapeException):
             return  # ranks have the data that forward asks for
         between = cut.between(plain, planned_for)
-        for index, ac in enumerate(acs):
-            ac.apply(cut.stage(plain, index).model, (between,) if index else sample.inputs)
+        for rank in range(mesh.pp):
+            for index in mesh.stages_of(rank):
+                of_rank = plan_of_rank(acs[index], mesh, rank)
+                of_rank.apply(cut.stage(plain, index).model, (between,) if index else sample.inputs)
 
 
 def check_tensor_parallel_plan(model: ModelSpec, tp: int, batch: tuple[int, int]) -> None:

@@ -16,7 +16,7 @@ from strategies.budget.compiled import compiled_capture, compiled_planning
 from strategies.budget.eager import carrying_out, first_call
 from strategies.budget.export import operator_modules, words_of_others
 from strategies.budget.plan import Plan, bounded
-from strategies.budget.planning import chunked_planning, planner
+from strategies.budget.planning import chunked_planning, planner, scheduled_planner
 from strategies.regions import blocks, region
 from strategies.step import plan_capture
 
@@ -136,7 +136,7 @@ class Budget(ActivationCheckpointing):
                 blocks.unwrapped(model), first_call.PlansAtFirstCall(budget=self), holds_call=False
             )
         else:
-            carrying_out.enclose(self._given(self.plan_file), modules)
+            carrying_out.enclose(self._given(self.plan_file).of_stage(modules.blocks), modules)
         return model
 
     def partitions(self, model: nn.Module, compiler: str) -> Mapping[str, Partition]:
@@ -291,8 +291,9 @@ class Budget(ActivationCheckpointing):
         objective = cast("planner.Objective", self.objective)
         if self.needs_compiler and objective == "both":  # compiled code has no tapes
             objective = "flops"
+        most: Callable[[int], int] = int
         for step in steps:
-            modules = self.modules_of(step.model)
+            modules, most = self._modules_of(step), step.most
             found = modules.blocks
             if self.needs_compiler:
                 graph, of_executor = compiled_planning.captured(step, modules)
@@ -301,19 +302,36 @@ class Budget(ActivationCheckpointing):
                     graph = plan_capture.capture(
                         step.run, modules, device=step.device, standing=step.standing
                     )
-            of_step = planner.Planner(
-                graph,
+            of_stages = scheduled_planner.ScheduledPlanner
+            of_step = (of_stages if step.stages else planner.Planner)(
+                replace(graph, stages=tuple(step.stages)),
                 objective=objective,
                 host_bytes=int(min(self.host_gib * _GIB, sys.maxsize)),
-                nests=not self.needs_compiler and step.chunk is None,
+                nests=not (self.needs_compiler or step.chunk or step.stages),
                 is_taped=not self.needs_compiler,
             )
             ways.append(chunked_planning.Way(planner=of_step, chunk=step.chunk))
         all_ways = chunked_planning.ChunkedPlanner(ways, objective)
-        return of_executor(self._fitting(all_ways, spare_bytes).with_idle(found))
+        plain_bytes = all_ways.plain_peak_bytes if self.fraction is None else most(all_ways.plain_peak_bytes)
+        return of_executor(self._fitting(all_ways, spare_bytes, plain_bytes).with_idle(found))
 
-    def _fitting(self, ways: chunked_planning.ChunkedPlanner, spare_bytes: int) -> Plan:
+    def _modules_of(self, step: RunnableStep) -> blocks.ModelModules:
+        """Return what a plan decides about in a step: in stages of a pipeline, their blocks alone."""
+        if not step.stages:
+            return self.modules_of(step.model)
+        return blocks.ModelModules(
+            blocks={fqn: block for model in step.models for fqn, block in self.blocks_of(model).items()}
+        )
+
+    def _fitting(
+        self, ways: chunked_planning.ChunkedPlanner, spare_bytes: int, plain_peak_bytes: int
+    ) -> Plan:
         """Return the plan for the budget, which stays below it by `spare_bytes`.
+
+        Args:
+            ways: plan the step.
+            spare_bytes: bytes below the budget.
+            plain_peak_bytes: bytes of which a fraction is a share: the highest of all ranks of a pipeline.
 
         Raises:
             StrategyError: no plan keeps it.
@@ -322,20 +340,20 @@ class Budget(ActivationCheckpointing):
             where, most = "ac.budget_gib", min(self.budget_gib * _GIB, sys.maxsize)
         else:
             assert self.fraction is not None, "one of the two is given"
-            where, most = "ac.fraction", self.fraction * ways.plain_peak_bytes
+            where, most = "ac.fraction", self.fraction * plain_peak_bytes
         try:
             plan = ways.plan(int(most) - spare_bytes)
             least = ways.least_flops(int(most)).in_plan()
             return replace(plan, budget_bytes=int(most), spare_bytes=spare_bytes, **least)
         except planner.BudgetBelowMinimum as error:
             needed = error.minimum_feasible_bytes + spare_bytes
-            share = math.ceil(1e4 * needed / ways.plain_peak_bytes) / 1e4
+            share = math.ceil(1e4 * needed / plain_peak_bytes) / 1e4
             gib = math.ceil(1e9 * needed / _GIB) / 1e9
             smallest = f"ac.fraction={share:g} or ac.budget_gib={gib:.9g}"
             proven = f"{bounded(ways.chunkings)} needs less than {error.proven_minimum_bytes} bytes"
             raise StrategyError(
                 where,
-                f"no plan keeps {int(most)} bytes; the smallest that one keeps is "
+                f"no plan{_of_stages(ways.stages)} keeps {int(most)} bytes; the smallest that one keeps is "
                 f"{needed} bytes, {smallest}; no schedule of {proven}{_spared(spare_bytes)}{error.limits}",
             ) from error
 
@@ -388,6 +406,11 @@ class Budget(ActivationCheckpointing):
 def _spared(spare_bytes: int) -> str:
     """Return what kernels need besides a plan, for the end of a sentence."""
     return f"; kernels of a plan were measured to need {spare_bytes} bytes more" if spare_bytes else ""
+
+
+def _of_stages(stages: Sequence[int]) -> str:
+    """Return the stages of a rank, for the middle of a sentence."""
+    return f" of stage {' and '.join(map(str, stages))}" if stages else ""
 
 
 def _same(plan: Plan) -> Plan:

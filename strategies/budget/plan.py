@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import groupby
 from pathlib import Path
@@ -48,7 +48,7 @@ from strategies.step.sizes import PriorOperator, TensorSize
 from strategies.text_files import read_text, write_text
 
 _WORDS = {"again": "recompute for each reader"}
-FORMAT = "acbench budget plan 8"
+FORMAT = "acbench budget plan 9"
 _INPUT = -1
 FATES = ("keep", "offload", "recompute", "again")
 
@@ -181,6 +181,8 @@ class Plan:
         chunkings: ways to run the step in chunks that were planned, too; bounds and minima are of all.
         chunk: what runs in chunks, as JSON values of who chunks, with `why`, and `extra_flops` of the loops;
             `None`: nothing does.
+        stages: numbers of the stages of a pipeline that it is for, all those of one rank; none of a whole
+            model. Work and bytes are those of the rank's step, with every micro-batch of it.
     """
 
     budget_bytes: int
@@ -203,6 +205,7 @@ class Plan:
     blocks: tuple[BlockPlan, ...]
     chunkings: int = 0
     chunk: Mapping[str, Any] | None = None
+    stages: tuple[int, ...] = ()
 
     @property
     def is_plain(self) -> bool:
@@ -219,6 +222,24 @@ class Plan:
         why = "it did not run in the step"
         idle = (BlockPlan(fqn=fqn, plain=True, why=why) for fqn in fqns if fqn not in planned)
         return replace(self, blocks=(*self.blocks, *idle))
+
+    def of_stage(self, fqns: Collection[str]) -> Plan:
+        """Return the plan with the blocks of one stage alone; itself where it is for a whole model.
+
+        Args:
+            fqns: blocks of the stage.
+
+        Raises:
+            StrategyError: the plan is for other stages.
+        """
+        if not self.stages:
+            return self
+        own = tuple(block for block in self.blocks if block.fqn in fqns)
+        if not own:
+            stages = " and ".join(map(str, self.stages))
+            problem = f"was made for stages {stages} of a pipeline, which have none of {', '.join(fqns)}"
+            raise StrategyError("ac.plan_file", f"{problem}; use the plan of this rank")
+        return replace(self, blocks=own)
 
     def describe(self) -> str:
         """Return the certificate, and what happens to the values of each block; equal ones in a row once."""
@@ -285,7 +306,8 @@ class Plan:
             raise StrategyError("ac.plan_file", problem)
         try:
             values = {field.name: held[field.name] for field in fields(cls)}
-            plan = cls(**{**values, "blocks": tuple(map(_block, values["blocks"]))})
+            lists = {"blocks": tuple(map(_block, values["blocks"])), "stages": tuple(values["stages"])}
+            plan = cls(**{**values, **lists})
             unsound = next(_unsound(plan), None)
         except (KeyError, TypeError, ValueError):
             raise StrategyError("ac.plan_file", problem) from None

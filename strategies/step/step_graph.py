@@ -116,6 +116,8 @@ class StepGraph:
         gradients: storages of gradients that outlive the step.
         fixed_bytes: bytes there before the step, and never freed in it.
         device: type of the device that computes.
+        stages: numbers of the stages of a pipeline that the rank has, whose blocks are called once for each
+            micro-batch, as a schedule orders them; none of a whole model.
     """
 
     operators: Sequence[StepOperator]
@@ -127,6 +129,7 @@ class StepGraph:
     gradients: frozenset[int]
     fixed_bytes: int
     device: str
+    stages: tuple[int, ...] = ()
 
     @property
     def flops(self) -> int:

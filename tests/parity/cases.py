@@ -189,7 +189,7 @@ def parity(rank: int, case: Experiment, twin: Experiment | None = None) -> Parit
         sample = batch(0).parts()[0]
         plan = sharding_plan(case, sample)
         make = partial(assembled, sample=sample, sharding=plan)
-        case = with_plan(case, make, batch, folder / PLAN_FILE, device=_CPU)
+        case = with_plan(case, make, batch, folder / PLAN_FILE, device=_CPU, rank=rank)
         prover = _Prover(
             assembled=lambda each: assembled(each, sample, plan, planned_for=case),
             dense=lambda each: assembled(each, sample, is_dense=True),

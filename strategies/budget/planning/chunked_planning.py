@@ -39,6 +39,7 @@ class ChunkedPlanner:
     Attributes:
         plain_peak_bytes: peak of the step without chunks and without a plan.
         minimum_feasible_bytes: smallest peak that a plan reaches, in any way.
+        stages: stages of a pipeline that the step is of; none of a whole model.
         chunkings: number of ways in chunks.
     """
 
@@ -46,6 +47,7 @@ class ChunkedPlanner:
         self._ways = ways
         self._objective = objective
         self._plain = ways[0].planner
+        self.stages = self._plain.stages
         self.plain_peak_bytes = self._plain.plain_peak_bytes
         self.chunkings = len(ways) - 1
         self.minimum_feasible_bytes = min(way.planner.minimum_feasible_bytes for way in ways)

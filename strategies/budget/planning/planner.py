@@ -19,7 +19,14 @@ from strategies.budget.planning.group_options import Groups
 from strategies.budget.planning.group_simulation import group_effect
 from strategies.budget.planning.lower_bound import LowerBound
 from strategies.budget.planning.recomputation import LeastFlops
-from strategies.budget.planning.simulation import PLAIN, RANDOM_STATE_BYTES, Effect, peak_bytes, totals_of
+from strategies.budget.planning.simulation import (
+    PLAIN,
+    RANDOM_STATE_BYTES,
+    Decision,
+    Effect,
+    peak_bytes,
+    totals_of,
+)
 from strategies.step.step_graph import BlockCall, StepGraph, StepOperator
 
 Objective: TypeAlias = Literal["flops", "time", "both"]
@@ -102,6 +109,7 @@ class Planner:
         is_taped: whether tapes follow the operators of blocks that are not plain.
 
     Attributes:
+        stages: stages of a pipeline that the step is of; none of a whole model.
         plain_peak_bytes: peak of the step without a plan.
         step_flops, step_s: work of the step without recomputation.
         minimum_feasible_bytes: smallest peak that a plan reaches.
@@ -119,6 +127,7 @@ class Planner:
         is_taped: bool = True,
     ) -> None:
         self._graph = graph
+        self.stages = graph.stages
         self._host_bytes = host_bytes
         self._objective = objective
         self._calls = [planned_call(graph, call) for call in graph.calls]
@@ -135,18 +144,20 @@ class Planner:
             )
             for call in self._calls
         ]
-        self._unplanned = _unplanned(graph)
+        self._unplanned = self._why_unplanned()
         self._stages = self._made_stages()
-        self._groups = Groups(
-            graph,
-            self._callers,
-            [stage.options for stage in self._stages],
-            self._cost,
-            random_state_bytes=self._random_state_bytes,
-        )
-        found = self._groups.all() if nests else ()
+        self._groups: Groups | None = None
+        if nests:
+            self._groups = Groups(
+                graph,
+                self._callers,
+                [stage.options for stage in self._stages],
+                self._cost,
+                random_state_bytes=self._random_state_bytes,
+            )
+        found = () if self._groups is None else self._groups.all()
         self._nests = [Group(start=start, end=end + 1, options=options) for start, end, options in found]
-        self.plain_peak_bytes = self._peak_bytes(self._plain())
+        self.plain_peak_bytes = self._peak_bytes(self._untouched())
         self.step_flops, self.step_s = graph.flops, graph.seconds
         self.bound = LowerBound(graph, _seconds if objective == "time" else _flops)
         self.autograd_bound = AutogradBound(Backward.captured(graph, self._calls))
@@ -164,6 +175,7 @@ class Planner:
         chosen = self._faster(least, budget_bytes) if self._objective == "both" else least
         effects = [each.effect for each in chosen]
         return Plan(
+            stages=self.stages,
             budget_bytes=budget_bytes,
             host_budget_bytes=self._host_bytes,
             offloaded_bytes=sum(effect.host_bytes for effect in effects),
@@ -210,8 +222,9 @@ class Planner:
         if chosen.option is None:
             yield from self._grouped_plans(chosen)
             return
-        call, planned = self._graph.calls[chosen.start], self._calls[chosen.start]
-        found = block_plan(planned, chosen.option)
+        number = self._call_of(chosen.start)
+        call, planned = self._graph.calls[number], self._calls[number]
+        found = block_plan(planned, replace(chosen.option, effect=chosen.effect))
         reason = self._unplanned.get(call.fqn)
         if not found.plain:
             yield _of_call(found, call)
@@ -284,15 +297,9 @@ class Planner:
             return self._untouched()
         return min(self._chosen(choices), self._untouched(), key=self._peak_bytes)
 
-    def _plain(self) -> list[Option]:
-        return [caller.option(PLAIN) for caller in self._callers]
-
     def _untouched(self) -> list[Chosen]:
         """Return the choice that leaves every block as it is."""
-        return [
-            Chosen(start=start, option=option, effect=option.effect)
-            for start, option in enumerate(self._plain())
-        ]
+        return [self._decided(start, PLAIN) for start in range(len(self._stages))]
 
     def _chosen(self, choices: Sequence[Choice]) -> list[Chosen]:
         """Return the options of all calls, each with its effect in its own call."""
@@ -300,17 +307,26 @@ class Planner:
 
     def _chosen_alone(self, choice: Choice) -> Chosen:
         start = choice.start
-        option = self._callers[start].option(self._stages[start].options[choice.option].decision)
+        return self._decided(start, self._stages[start].options[choice.option].decision)
+
+    def _decided(self, start: int, decision: Decision) -> Chosen:
+        """Return a decision about one stage of the programme, with what follows from it."""
+        option = self._callers[start].option(decision)
         return Chosen(start=start, option=option, effect=option.effect)
+
+    def _call_of(self, start: int) -> int:
+        """Return the number of the call that stands for a stage of the programme."""
+        return start
 
     def _grouped(self, choice: Choice) -> Chosen:
         assert choice.group is not None, "it is of a group"
+        assert self._groups is not None, "it has found the group"
         keeps = self._nests[choice.group].options[choice.option].keeps
         members = self._groups.members(choice.start, choice.end - 1)
         effect, shares = group_effect(members, keeps, random_state_bytes=self._random_state_bytes)
         return Chosen(start=choice.start, effect=effect, keeps=keeps, shares=tuple(shares))
 
-    def _peak_bytes(self, chosen: Sequence[Chosen | Option]) -> int:
+    def _peak_bytes(self, chosen: Sequence[Chosen]) -> int:
         return peak_bytes(self._graph, [each.effect for each in chosen])
 
     def _made_stages(self) -> list[Stage]:
@@ -340,6 +356,13 @@ class Planner:
     def _is_repeated(self, call: PlannedCall) -> bool:
         return sum(each.fqn == call.fqn for each in self._calls) > 1
 
+    def _why_unplanned(self) -> dict[str, str]:
+        """Return why a plan decides nothing, or not all, about a block, by FQN."""
+        calls = Counter(call.fqn for call in self._graph.calls)
+        return own_hooks(self._graph) | {
+            fqn: f"are called {count} times in a step" for fqn, count in calls.items() if count > 1
+        }
+
     def _model(self) -> dict[str, str]:
         graph = self._graph
         return {call.fqn: graph.fingerprint(call) for call in graph.calls}
@@ -363,13 +386,10 @@ def _priced(stages: Sequence[Stage], second_in_flops: float) -> list[Stage]:
     return [replace(stage, options=known[id(stage.options)]) for stage in stages]
 
 
-def _unplanned(graph: StepGraph) -> dict[str, str]:
-    """Return why a plan decides nothing, or not all, about a block, by FQN."""
-    calls = Counter(call.fqn for call in graph.calls)
+def own_hooks(graph: StepGraph) -> dict[str, str]:
+    """Return the blocks whose checkpoints no plan decides about, with that reason."""
     own = "have checkpoints of their own, or other hooks on saved tensors"
-    return {call.fqn: own for call in graph.calls if call.has_own_hooks} | {
-        fqn: f"are called {count} times in a step" for fqn, count in calls.items() if count > 1
-    }
+    return {call.fqn: own for call in graph.calls if call.has_own_hooks}
 
 
 def _limits(unplanned: Mapping[str, str]) -> str:

@@ -119,6 +119,17 @@ def effect_of_schedule(
     return _Walk(schedule, random_state_bytes, owned).effect
 
 
+def joined(effects: Sequence[Effect]) -> Effect:
+    """Return the effect of one decision in several calls of a block, in different windows of the step."""
+    found = Effect(runs=effects[0].runs)
+    for each in effects:
+        found.gains.update(each.gains)
+        found.peaks |= each.peaks
+        found.flops += each.flops
+        found.seconds += each.seconds
+    return found
+
+
 def peak_bytes(graph: StepGraph, effects: Sequence[Effect]) -> int:
     """Return the highest total of the step with all effects."""
     totals = totals_of(graph, effects)

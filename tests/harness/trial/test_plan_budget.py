@@ -17,14 +17,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.experiment.experiment import Experiment, name_of
+from harness.experiment.mesh import Mesh
 from harness.measure.step import instrument
 from harness.models.python import PythonSpec
 from harness.predict.fake_rank import planned_on_fake_rank
+from harness.predict.prediction import predict
 from harness.predict.views import view_of
 from harness.trial import plan_budget
 from harness.trial.batches import batches
 from harness.trial.links import Link
-from harness.trial.plan_budget import PLAN_FILE, with_plan
+from harness.trial.plan_budget import PLAN_FILE, file_of, with_plan
 from harness.trial.steps import warm_up
 from strategies import RunnableStep, StrategyError, chunk_variants
 from strategies.ac.budget import Budget
@@ -263,3 +265,106 @@ def test_a_budget_below_what_the_optimizer_needs_says_so(tmp_path: Path) -> None
     remedy = "which no plan changes; shard the parameters, or take another optimizer"
     with pytest.raises(StrategyError, match=rf"; its peak lies in the optimizer's update, {remedy}$"):
         planned_on_fake_rank(asked, "cpu", tmp_path / PLAN_FILE)
+
+
+def staged(
+    schedule: str, fraction: float, *, n_layers: int = 4, dropout: float = 0.1, **mesh: Any
+) -> Experiment:
+    """Return a case of a pipeline of 2 ranks."""
+    case = cases.experiment(
+        model="llama", mesh=Mesh(pp=2, pp_schedule=schedule, **mesh), variant="budget", batch_size=8,
+        microbatches=4, dropout=dropout, options={"fraction": fraction}, parity_steps=2,
+    )  # fmt: skip
+    return replace(case, model=replace(case.model, n_layers=n_layers))  # type: ignore[call-arg]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What a rank of a pipeline has measured, and its plan."""
+
+    plan: Mapping[str, Any]
+    plain_bytes: int
+    peak_bytes: int
+    recomputed_flops: int
+
+
+def kept(rank: int, case: Experiment, folder: Path) -> _Kept:
+    """Return what the step of `case` takes on a rank, and of its twin."""
+    batch = batches(case, _CPU, case.mesh.data_rank(rank))
+    make = partial(cases.assembled, sample=batch(0).parts()[0])
+    planned = with_plan(case, make, batch, folder / PLAN_FILE, device=_CPU, rank=rank)
+    found = []
+    for each in (planned, case.twin()):
+        trainee = make(each)
+        warm_up(trainee, batch)
+        found.append(instrument(trainee, batch(2)))
+    variant, twin = found
+    file = file_of(folder / PLAN_FILE, case.mesh, case.mesh.coordinate(rank).pp)
+    return _Kept(
+        json.loads(file.read_text()),
+        twin.memory.peak_bytes,
+        variant.memory.peak_bytes,
+        variant.work.recomputed_flops - twin.work.recomputed_flops,
+    )
+
+
+STAGED: list[Any] = [
+    # schedule | blocks | share of the highest rank's peak | mesh; predicted and measured peaks are equal
+    ("1f1b", 2, 0.85, {}),
+    ("zero_bubble", 4, 0.85, {}),
+    pytest.param("1f1b", 4, 0.8, {}, marks=pytest.mark.matrix),
+    pytest.param("gpipe", 4, 0.6, {}, marks=pytest.mark.matrix),
+    pytest.param("interleaved", 4, 0.8, {}, marks=pytest.mark.matrix),
+    pytest.param("zbv", 4, 0.85, {}, marks=pytest.mark.matrix),
+    pytest.param("zero_bubble", 4, 0.8, {"pp_split_backward": False}, marks=pytest.mark.matrix),
+]
+
+
+def _require_kept(found: list[_Kept], fraction: float) -> None:
+    """See that plans of all ranks keep one budget, and are measured as they predict."""
+    budget = int(fraction * max(each.plain_bytes for each in found))
+    for each in found:
+        assert each.plan["budget_bytes"] == budget
+        assert each.plan["plain_peak_bytes"] == each.plain_bytes
+        assert each.plan["predicted_peak_bytes"] == each.peak_bytes <= budget
+        assert each.plan["extra_flops"] == each.recomputed_flops
+    assert any(block["recompute"] for each in found for block in each.plan["blocks"])
+
+
+@pytest.mark.parametrize(("schedule", "blocks", "fraction", "mesh"), STAGED)
+def test_a_rank_of_a_pipeline_keeps_the_budget(
+    schedule: str, blocks: int, fraction: float, mesh: dict[str, Any], tmp_path: Path, pool2: RankPool
+) -> None:
+    case = staged(schedule, fraction, n_layers=blocks, **mesh)
+    found = pool2.run(kept, case, tmp_path)
+    _require_kept(found, fraction)
+    stages = [tuple(each.plan["stages"]) for each in found]
+    assert stages == [case.mesh.stages_of(rank) for rank in range(2)]
+    assert pool2.run(cases.prove, case) == [[], []]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"])
+def test_sharded_stages_keep_the_budget(schedule: str, tmp_path: Path, pool4: RankPool) -> None:
+    case = staged(schedule, 0.85, dp_shard=2, reshard_after_forward=schedule in {"gpipe", "1f1b"})
+    _require_kept(pool4.run(kept, case, tmp_path), 0.85)
+    assert pool4.run(cases.prove, case) == [[]] * 4
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_plans_of_all_ranks_are_predicted(schedule: str, tmp_path: Path, pool2: RankPool) -> None:
+    case = staged(schedule, 0.8)
+    found, record = pool2.run(kept, case, tmp_path), predict(case)
+    assert record.memory is not None
+    assert record.plan is not None
+    assert [each.peak_bytes for each in record.memory.by_rank] == [each.peak_bytes for each in found]
+    written = json.loads(json.dumps(record.plan["pipeline"]))
+    assert [each["blocks"] for each in written] == [each.plan["blocks"] for each in found]
+
+
+def test_a_budget_that_a_stage_cannot_keep_is_refused(tmp_path: Path, pool2: RankPool) -> None:
+    with pytest.raises(StrategyError) as refused:
+        pool2.run(kept, staged("1f1b", 0.1, n_layers=2), tmp_path)
+    assert "no plan of stage 0 keeps" in str(refused.value)
+    assert "the smallest that one keeps is" in str(refused.value)

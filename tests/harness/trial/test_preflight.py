@@ -210,9 +210,9 @@ def test_refuses_operators_that_cannot_be_saved(line: str, message: str) -> None
             "or mesh.pp=1",
             "mesh=pp2 microbatches=4 model=llama_nano chunk=budget chunk.fraction=0.5": "chunk: mesh.pp=2 cuts "
             "the model into stages, and chunk=budget plans the whole; use chunk=none, or mesh.pp=1",
-            "mesh=pp2 microbatches=4 model=llama_nano ac=budget ac.fraction=0.5": "ac: budget plans a step that "
-            "holds one call of each block, and a pipeline holds several; use ac=full or selective_op, or "
-            "mesh.pp=1",
+            "mesh=pp2 microbatches=4 model=llama_nano ac=budget ac.fraction=0.5 ac.host_gib=1": "ac.host_gib: "
+            "must be 0: mesh.pp=2 cuts the model into stages, and plans of stages move nothing to the host, "
+            "got 1; use mesh.pp=1",
             "mesh=pp2 mesh.pp_schedule=zbv microbatches=4 model=llama_nano ac=torch_remat": "ac: torch_remat "
             "does not suit zbv, whose two parts of a backward ask it twice: it recomputes a region once; "
             "use mesh.pp_split_backward=false or mesh.pp_schedule=1f1b, or ac=full",

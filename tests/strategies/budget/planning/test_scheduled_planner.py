@@ -1,0 +1,170 @@
+"""Plans of blocks whose calls wait for one another, as those of pipeline stages do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from strategies.base import StrategyError
+from strategies.budget.eager import carrying_out
+from strategies.budget.plan import Plan
+from strategies.budget.planning.planner import BudgetBelowMinimum, Planner
+from strategies.budget.planning.scheduled_planner import ScheduledPlanner
+from strategies.regions.blocks import ModelModules
+from strategies.step.plan_capture import capture
+from strategies.step.step_graph import StepGraph
+from tests.strategies.budget.planning.test_simulation import Flops
+from tests.strategies.budget.small_steps import WIDTH, Gated, measured_peak_bytes
+
+_CPU = torch.device("cpu")
+
+SCHEDULES = {
+    "all forwards first": "F0 F1 F2 B0 B1 B2",
+    "two in flight": "F0 F1 B0 F2 B1 B2",
+    "one after the other": "F0 B0 F1 B1 F2 B2",
+}
+
+
+def inputs() -> list[Tensor]:
+    torch.manual_seed(3)
+    return [torch.randn(2, 8, WIDTH) for _ in range(3)]
+
+
+def step_of(model: nn.Module, xs: list[Tensor], schedule: str) -> Callable[[], None]:
+    """Return what runs a step of micro-batches as a schedule orders them."""
+
+    def run() -> None:
+        model.zero_grad()
+        losses: dict[str, Tensor] = {}
+        for action in schedule.split():
+            if action[0] == "F":
+                losses[action[1]] = model(xs[int(action[1])]).square().mean()
+            else:
+                losses.pop(action[1]).backward()
+
+    return run
+
+
+@cache
+def graph(schedule: str, dropout: float, blocks: int = 3) -> StepGraph:
+    model, xs = Gated(dropout, blocks), inputs()
+    modules = ModelModules(blocks=model.blocks)
+    run = step_of(model, xs, SCHEDULES[schedule])
+    found = capture(run, modules, device=_CPU, standing=[*model.parameters(), *xs])
+    return replace(found, stages=(1,))
+
+
+def trained(model: nn.Module, schedule: str) -> tuple[list[Any], int]:
+    """Return gradients and the state of the generator, and the FLOPs of a step."""
+    torch.manual_seed(1)
+    with Flops() as flops:
+        step_of(model, inputs(), SCHEDULES[schedule])()
+    return [*(each.grad for each in model.parameters()), torch.get_rng_state()], flops.count
+
+
+def carried_out(plan: Plan, dropout: float, blocks: int = 3) -> Gated:
+    model = Gated(dropout, blocks)
+    carrying_out.enclose(plan, ModelModules(blocks=model.blocks))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("schedule", "dropout"),
+    [
+        ("all forwards first", 0.1),
+        ("two in flight", 0.0),
+        pytest.param("all forwards first", 0.0, marks=pytest.mark.matrix),
+        pytest.param("two in flight", 0.1, marks=pytest.mark.matrix),
+        pytest.param("one after the other", 0.1, marks=pytest.mark.matrix),
+    ],
+)
+def test_the_peak_is_the_predicted_one_and_gradients_are_equal(schedule: str, dropout: float) -> None:
+    planner = ScheduledPlanner(graph(schedule, dropout), nests=False)
+    xs, plain = inputs(), Gated(dropout, 3)
+    run = step_of(plain, xs, SCHEDULES[schedule])
+    assert measured_peak_bytes(plain, xs, run) == planner.plain_peak_bytes
+    expected, step_flops = trained(Gated(dropout, 3), schedule)
+    smallest, largest = planner.minimum_feasible_bytes, planner.plain_peak_bytes
+    costs = []
+    for share in (0.0, 0.4):
+        plan = planner.plan(int(smallest + share * (largest - smallest)))
+        model = carried_out(plan, dropout)
+        found, flops = trained(model, schedule)
+        assert all(map(torch.equal, expected, found))
+        assert flops == step_flops + plan.extra_flops
+        peak = measured_peak_bytes(model, xs, step_of(model, xs, SCHEDULES[schedule]))
+        assert (share, peak) == (share, plan.predicted_peak_bytes)
+        assert peak <= plan.budget_bytes
+        assert plan.extra_flops >= plan.lower_bound_autograd_flops >= plan.lower_bound_extra_flops
+        costs.append(plan.extra_flops)
+    assert costs == sorted(costs, reverse=True)
+    assert costs[0] > 0
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.7])
+def test_no_other_choice_of_the_options_is_much_cheaper(schedule: str, share: float) -> None:
+    """All pairs of options of two blocks are simulated; within 5 % of a step, the plan is the cheapest."""
+    planner = ScheduledPlanner(graph(schedule, 0.0, 2), nests=False)
+    smallest, largest = planner.minimum_feasible_bytes, planner.plain_peak_bytes
+    budget = int(smallest + share * (largest - smallest))
+    least = min(
+        sum(each.effect.flops for each in chosen)
+        for chosen in every_choice(planner)
+        if planner._peak_bytes(chosen) <= budget
+    )
+    extra = planner.plan(budget).extra_flops
+    assert extra - least <= 0.05 * planner.step_flops
+
+
+def every_choice(planner: ScheduledPlanner) -> Iterator[list[Any]]:
+    """Yield all choices for two blocks, of some of their options."""
+    first, second = (
+        [planner._decided(start, option.decision) for option in stage.options[::4]]
+        for start, stage in enumerate(planner._stages)
+    )
+    yield from (list(each) for each in product(first, second))
+
+
+def test_a_budget_counts_all_calls_in_flight() -> None:
+    peaks = {
+        schedule: ScheduledPlanner(graph(schedule, 0.0), nests=False).minimum_feasible_bytes
+        for schedule in SCHEDULES
+    }
+    assert peaks["one after the other"] < peaks["two in flight"] < peaks["all forwards first"]
+    budget = peaks["two in flight"]
+    with pytest.raises(BudgetBelowMinimum) as refused:
+        ScheduledPlanner(graph("all forwards first", 0.0), nests=False).plan(budget)
+    assert refused.value.minimum_feasible_bytes == peaks["all forwards first"]
+
+
+def test_a_whole_model_leaves_blocks_that_are_called_several_times_as_they_are() -> None:
+    whole = Planner(replace(graph("two in flight", 0.0), stages=()))
+    assert whole.minimum_feasible_bytes == whole.plain_peak_bytes
+
+
+@contextmanager
+def _refused(words: str) -> Iterator[None]:
+    with pytest.raises(StrategyError) as refused:
+        yield
+    assert str(refused.value) == words
+
+
+def test_a_plan_of_other_stages_is_refused() -> None:
+    planner = ScheduledPlanner(graph("two in flight", 0.0), nests=False)
+    plan = planner.plan(planner.minimum_feasible_bytes)
+    assert [block.fqn for block in plan.of_stage({"layers.1", "layers.9"}).blocks] == ["layers.1"]
+    with _refused(
+        "ac.plan_file: was made for stages 1 of a pipeline, which have none of layers.9; "
+        "use the plan of this rank"
+    ):
+        plan.of_stage(["layers.9"])
