@@ -16,7 +16,7 @@ Options are those of acbench (acbench --help lists groups and defaults), and:
   hardware=NAME    what is predicted for, such as h100, rtx4090, this_cpu; hardware.usable_gib=40 for a part;
                    ac=budget without a number then asks for what is usable, and glob(*) means it too
   solve=FIELD      batch_size, sequence_length, model.n_layers: the largest that fits;
-                   mesh.dp_shard, mesh.tp, microbatches: the smallest
+                   mesh.dp_shard, mesh.tp, mesh.pp, microbatches: the smallest
   search=N         of a sweep's points, N that optuna chooses for low bytes and low step time (or FLOPs)
   --json           records as a JSON array on stdout
   --trace          records and steps are kept in outputs/<name>; acbench-report --format perfetto shows them

@@ -156,6 +156,9 @@ class ScheduledPlanner(Planner):
         found = [self._untouched()]
         for moment in self._moments:
             beside = self._beside(self._stages, moment)
+            for fewest in (_left, _at_most):  # where the peak lies outside of blocks, the programme sees none
+                decisions = [min(stage.options, key=fewest).decision for stage in beside]
+                found.append([self._decided(start, each) for start, each in enumerate(decisions)])
             ways = [([_leaving_all(each) for each in beside], 0)]
             for stages, others in ways + [(beside, others) for others in _shares(beside)]:
                 choices = cheapest(stages, smallest_budget(stages, others), others)
@@ -202,6 +205,16 @@ class ScheduledPlanner(Planner):
         return own_hooks(self._graph) | {
             fqn: "do not run alike for each micro-batch" for fqn, each in programs.items() if len(each) > 1
         }
+
+
+def _left(option: Option) -> int:
+    """Return the bytes that all calls of a block leave."""
+    return option.left_bytes + option.host_bytes
+
+
+def _at_most(option: Option) -> int:
+    """Return the most bytes of a block's backward, with those of its other calls."""
+    return option.backward_bytes + option.host_bytes
 
 
 def _shares(stages: Sequence[Stage]) -> list[int]:
