@@ -136,15 +136,19 @@ def every_choice(planner: ScheduledPlanner) -> Iterator[list[Any]]:
 
 
 def test_a_budget_counts_all_calls_in_flight() -> None:
-    peaks = {
-        schedule: ScheduledPlanner(graph(schedule, 0.0), nests=False).minimum_feasible_bytes
-        for schedule in SCHEDULES
-    }
-    assert max(peaks["one after the other"], peaks["two in flight"]) < peaks["all forwards first"]
-    budget = peaks["two in flight"]
+    planners = [ScheduledPlanner(graph(schedule, 0.0), nests=False) for schedule in SCHEDULES]
+    most, two, one = (planner.plain_peak_bytes for planner in planners)
+    assert one < two < most
+    plans = [planner.plan(one) for planner in planners]
+    assert [plan.is_plain for plan in plans] == [False, False, True]
+    assert all(plan.predicted_peak_bytes <= one for plan in plans)
+
+
+def test_a_budget_below_the_smallest_peak_is_refused() -> None:
+    planner = ScheduledPlanner(graph("all forwards first", 0.0), nests=False)
     with pytest.raises(BudgetBelowMinimum) as refused:
-        ScheduledPlanner(graph("all forwards first", 0.0), nests=False).plan(budget)
-    assert refused.value.minimum_feasible_bytes == peaks["all forwards first"]
+        planner.plan(planner.minimum_feasible_bytes // 2)
+    assert refused.value.minimum_feasible_bytes == planner.minimum_feasible_bytes
 
 
 def test_a_whole_model_leaves_blocks_that_are_called_several_times_as_they_are() -> None:
