@@ -224,15 +224,24 @@ def _shared_step(traced: _Traced, device: str, batch_sizes: tuple[int, int, int]
 
 @lru_cache(maxsize=_MOST_LOGS)
 def _shared_log(traced: _Traced, device: str, pp_rank: int = 0) -> StepLog:
-    experiment = traced.experiment
-    if experiment.mesh.pp == 1 or experiment.ac.step_planner is None:
-        return step_log(experiment, device, pp_rank)
+    return step_log(traced.experiment, device, pp_rank, most=most_of_ranks(traced.experiment, device))
 
-    # a budget may be a share of the plain model's peak, which is that of the highest rank
-    others = (step_of(experiment.plain(), device, pp_rank=rank) for rank in range(experiment.mesh.pp))
-    return step_log(
-        experiment, device, pp_rank, most=partial(max, *(each.memory.peak_bytes for each in others))
-    )
+
+def most_of_ranks(experiment: Experiment, device: str) -> Callable[[int], int] | None:
+    """Return what stands for the other ranks of a pipeline, where a rank's plan asks for the highest peak.
+
+    A budget may be a share of the plain model's peak, which is that of the highest rank.
+
+    Args:
+        experiment: the variant or its twin.
+        device: one of `fake_rank.DEVICES`.
+
+    Raises:
+        ConfigError, StrategyError, RuntimeError: as of `fake_rank.step_log`.
+    """
+    if experiment.mesh.pp == 1 or experiment.ac.step_planner is None:
+        return None
+    return partial(max, *(each.memory.peak_bytes for each in steps_of(experiment.plain(), device)))
 
 
 def _time(experiment: Experiment, variant: Times, twin: Times) -> MeasuredTime:
