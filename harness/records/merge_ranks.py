@@ -76,7 +76,7 @@ class RankRouting(Routing):
 
     @property
     def flip(self) -> str | None:
-        """What a recomputation has done otherwise than forward, in words; `None` where nothing."""
+        """The choices that a recomputation made otherwise than forward, in words; `None` where none."""
         if not self.changed_tokens:
             return None
         tokens = f"{self.changed_tokens} of {self.tokens} tokens"

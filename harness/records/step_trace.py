@@ -130,7 +130,7 @@ def read_steps(folder: Path) -> list[StepTrace]:
 
 def _read(path: Path) -> StepTrace:
     try:
-        with gzip.open(BytesIO(files.read_bytes(path, _MOST_BYTES))) as unpacked:
+        with gzip.GzipFile(fileobj=BytesIO(files.read_bytes(path, _MOST_BYTES))) as unpacked:
             value = json.loads(unpacked.read(_MOST_UNPACKED))
         _require(value["version"] == _VERSION, f"this acbench reads version {_VERSION}")
         trace = StepTrace(

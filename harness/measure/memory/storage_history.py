@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Birth(NamedTuple):
-    """What a step made a storage with; all fields are those of `LivingTensor`."""
+    """The operator that made a storage in a step, and where; all fields are those of `LivingTensor`."""
 
     op: str = ""
     module: str = ""

@@ -1,1 +1,1 @@
-"""What every tracker is told of a trial, and the writers of those that are not W&B."""
+"""The description of a trial that every tracker gets, and the writers of those that are not W&B."""

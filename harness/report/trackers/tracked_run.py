@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.records.files import make_folder
 from harness.records.record import Record
 from harness.records.store import Store
 from harness.report.facts.flat_record import flat_config, flat_summary, history, tables
@@ -96,8 +97,7 @@ def published_by(tracker: str, writer: Callable[[Path, str], Callable[[TrackedRu
         writer: makes the writer of runs from the tracker's folder and the name of the project.
     """
     options, store = begun(None, None)
-    folder = store.root / tracker
-    folder.mkdir(exist_ok=True)
+    folder = make_folder(store.root / tracker, within=store.root)
     write = writer(folder, options.project)
     for record in pending(store, tracker):
         publish_run(store, record, tracker, write)

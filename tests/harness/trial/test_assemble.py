@@ -52,7 +52,9 @@ class _Alone:
     """What a rank sees of a trial that reports to nobody."""
 
     rank, local_rank, world_size, device = 0, 0, 1, _CPU
-    trial_dir = Path("no such trial")
+
+    def __init__(self, trial_dir: Path) -> None:
+        self.trial_dir = trial_dir
 
     def phase(self, name: str) -> None:
         pass
@@ -65,7 +67,7 @@ class _Alone:
 
 
 @pytest.fixture
-def trial(monkeypatch: pytest.MonkeyPatch) -> RunTrial:
+def trial(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> RunTrial:
     """Return a function that runs a trial in this process, under its own allocator."""
     monkeypatch.setattr(trial_run, "install", lambda: None)
     monkeypatch.setattr(trial_run, "allocator_truth", lambda *_: None)
@@ -73,7 +75,7 @@ def trial(monkeypatch: pytest.MonkeyPatch) -> RunTrial:
 
     def run(line: str) -> Record:
         experiment = experiment_of(f"{_SHORT} {_USER}:{line}")
-        context: Any = _Alone()
+        context: Any = _Alone(tmp_path)
         result = json.loads(json.dumps(trial_run.run(TrialPlan(experiment=experiment), context)))
         identity = Identity(
             trial_id="0" * 12, environment_id="0" * 12, name="odd", experiment=experiment.to_dict()

@@ -438,7 +438,17 @@ def test_times_are_seconds_of_steps(trial: Trial) -> None:
 
 def test_a_trial_leaves_its_description_and_its_logs(trial: Trial, root: Path) -> None:
     folder = root / "trials" / trial("ac=full mesh=shard2").trial_id
-    left = [".lock", "experiment.yaml", "rank0.json", "rank0.log", "rank1.json", "rank1.log", "record.json"]
+    steps = ["step0.json.gz", "step1.json.gz"]
+    left = [
+        ".lock",
+        "experiment.yaml",
+        "rank0.json",
+        "rank0.log",
+        "rank1.json",
+        "rank1.log",
+        "record.json",
+        *steps,
+    ]
     assert sorted(path.name for path in folder.iterdir()) == left
 
 
