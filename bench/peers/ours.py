@@ -16,7 +16,7 @@ from strategies.budget.eager import carrying_out
 from strategies.budget.plan import Plan
 from strategies.budget.planning.block_options import Option
 from strategies.budget.planning.planner import BudgetBelowMinimum, Planner
-from strategies.budget.planning.simulation import PLAIN
+from strategies.budget.planning.simulation import PLAIN, peak_bytes
 from strategies.regions.blocks import ModelModules, find_blocks
 from strategies.step.plan_capture import capture
 from strategies.step.step_graph import StepGraph
@@ -94,11 +94,14 @@ class Ours(Planner):
             yield self._outcome([caller.option(decision) for caller in self._callers])
 
     def _outcome(self, chosen: Sequence[Option]) -> tuple[int, int]:
-        return self._peak_bytes(chosen), sum(option.effect.flops for option in chosen)
+        return self._highest(chosen), sum(option.effect.flops for option in chosen)
+
+    def _highest(self, chosen: Sequence[Option]) -> int:
+        return peak_bytes(self._graph, [option.effect for option in chosen])
 
     def _greedy(self, budget_bytes: int) -> float:
-        chosen = self._plain()
-        while self._peak_bytes(chosen) > budget_bytes:
+        chosen = [caller.option(PLAIN) for caller in self._callers]
+        while self._highest(chosen) > budget_bytes:
             changes = [
                 (_density(chosen[number], option), number, option.decision)
                 for number, stage in enumerate(self._stages)
@@ -113,7 +116,7 @@ class Ours(Planner):
 
     def _whole_blocks(self, budget_bytes: int) -> float:
         """Return the cost of the first blocks that keep nothing: as few of them as fit, all being alike."""
-        plain = self._plain()
+        plain = [caller.option(PLAIN) for caller in self._callers]
         nothing = [caller.option(_NOTHING) for caller in self._callers]
         for count in range(len(plain) + 1):
             peak, flops = self._outcome([*nothing[:count], *plain[count:]])
