@@ -26,7 +26,7 @@ def dense(layer: RoutedExperts, x_TD: Tensor) -> Tensor:
     """Return what the layer means: every expert on every token, those not chosen with weight 0."""
     weights_Tk, experts_Tk = layer.route(x_TD)
     gates_TE = torch.zeros(len(x_TD), len(layer.experts)).scatter(1, experts_Tk, weights_Tk)
-    outputs_TED = torch.stack([expert(x_TD) for expert in layer.experts], dim=1)
+    outputs_TED = torch.stack([expert(x_TD) for expert in layer.experts.children()], dim=1)
     return (gates_TE.unsqueeze(-1) * outputs_TED).sum(1)
 
 
@@ -52,7 +52,7 @@ def test_an_expert_without_tokens_gets_zero_gradients(make_spec: MakeSpec) -> No
     x_BSD = torch.randn(1, 2, 128)
     chosen = set(layer.route(x_BSD.flatten(0, 1))[1].flatten().tolist())
     layer(x_BSD).sum().backward()
-    for index, expert in enumerate(layer.experts):
+    for index, expert in enumerate(layer.experts.children()):
         for weight in expert.parameters():
             assert weight.grad is not None
             assert bool(weight.grad.any()) is (index in chosen)
