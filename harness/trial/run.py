@@ -165,7 +165,8 @@ def _run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None) -> R
             parity = _prove(bench)
             result = replace(result, parity=parity, routing=bench.build.routing.routings())
             context.keep(encode(result))
-            is_asked = plan.experiment.protocol.probes and mesh.pp == 1  # probes call a whole model
+            # probes call a whole model, and hold several forwards, of which a router knows the last
+            is_asked = plan.experiment.protocol.probes and mesh.pp == mesh.ep == 1
             if is_asked and plan.baseline == "paired":  # else there is no room for two
                 result = replace(result, probes=_probe(bench, parity))
                 context.keep(encode(result))
