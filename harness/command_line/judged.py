@@ -31,13 +31,14 @@ def plans_at_peaks(
         record = records.get(trial)
         if record is None or record.memory is None or record.status != "ok":
             continue
-        if config.ac.name in _OWN_JUDGES:
+        if config.ac.name in _OWN_JUDGES or config.mesh.ep > 1:  # no plan is made where ranks share experts
             continue
         judge = config.copy()
         with open_dict(judge):
-            judge.ac = budget.copy()
+            judge.ac, judge.stage_ac = budget.copy(), []
             judge.ac.budget_gib = _gib(record.memory.peak_bytes)
-            judge.ac.host_gib = _gib(record.memory.host_peak_bytes)
+            # plans of stages move nothing to the host
+            judge.ac.host_gib = 0 if config.mesh.pp > 1 else _gib(record.memory.host_peak_bytes)
             judge.ac.objective = "flops"  # what the bound counts
             if config.compile != "none":
                 judge.ac.executor = "compiled"

@@ -51,12 +51,19 @@ def test_a_plan_is_for_the_same_point(line: str, executor: str) -> None:
     assert (plan.ac.layers_fqn, plan.ac.objective, plan.ac.executor) == ("layers", "flops", executor)
 
 
+def test_a_plan_is_one_that_a_pipeline_takes() -> None:
+    line = "ac=full stage_ac=[full,none] mesh=pp2 model=llama_nano microbatches=4"
+    (plan,) = plans(line, measured(ODD, host_peak_bytes=ODD))
+    assert (plan.ac.name, list(plan.stage_ac), plan.ac.host_gib) == ("budget", [], 0)
+
+
 @pytest.mark.parametrize(
     ("line", "record"),
     [
         pytest.param("ac=none", measured(ODD), id="nothing is recomputed"),
         pytest.param("ac=budget ac.fraction=0.9", measured(ODD), id="a plan"),
         pytest.param("ac=full", records_fixture.failed("oom"), id="no peak"),
+        pytest.param("ac=full mesh=ep2 model=moe_nano", measured(ODD), id="no plan is made beside experts"),
     ],
 )
 def test_what_has_no_plan_next_to_it(line: str, record: Record) -> None:
