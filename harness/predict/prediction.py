@@ -121,7 +121,7 @@ def predicted_step(experiment: Experiment, hardware: Hardware | None = None) -> 
             offloaded_bytes=max(each.observation.offloaded_bytes for each in steps),
             collectives=highest_by_phase([each.collectives for each in works]),
             collective_bytes=highest_by_phase([each.collective_bytes for each in works]),
-            assumes=steps[0].assumes,
+            assumes=tuple(dict.fromkeys(each for step in steps for each in step.assumes)),
         )
         # ranks of a pipeline wait for one another
         return predicted if len(steps) > 1 else _with_time(predicted, steps[0].trace, hardware)

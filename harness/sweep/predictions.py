@@ -103,7 +103,8 @@ def answer(question: Question, batch_sizes: Sequence[int] = ()) -> Answer:
             return Answer(record=record, bound_by=_bound_by(question.experiment, hardware, batch_sizes))
         assert hardware is not None, "the command line refuses to solve without hardware"
         solved, experiment = solve(question.experiment, question.field, hardware, _memory)
-        return Answer(record=predict(experiment), solved=solved, bound_by=_bound_by(experiment, hardware))
+        record = _kept(replace(question, experiment=experiment), predict(experiment))
+        return Answer(record=record, solved=solved, bound_by=_bound_by(experiment, hardware))
     except (ConfigError, StrategyError) as error:
         return Answer(refusal=error)
     except Exception as error:  # noqa: BLE001 (a defect of ours in one point is told, and the others go on)

@@ -69,6 +69,8 @@ def searched(
         optional_package("optuna", where="search", extra="search")
         # loaded where it is asked for: it imports optuna
         study = importlib.import_module("harness.sweep.optuna_study").OptunaStudy(count)
+    if count >= len(candidates):  # a study proposes some points often, and others never
+        return [predict(each) for each in candidates]
     space = _Space(candidates)
     rows: dict[int, PlannedPoint] = {}
     repeated = 0
