@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -94,7 +95,9 @@ class Offload(ActivationCheckpointing):
         due = [int(count * self.share + 1e-9) for count in range(len(eligible) + 1)]
         if not due[-1]:
             problem = f"is {self.share}, less than one of {len(eligible)} blocks"
-            raise StrategyError("ac.share", f"{problem}; use at least {1 / len(eligible):.3f}")
+            raise StrategyError(
+                "ac.share", f"{problem}; use at least {math.ceil(1000 / len(eligible)) / 1000}"
+            )
         return [fqn for fqn, before, after in zip(eligible, due, due[1:], strict=False) if after > before]
 
     def _file(

@@ -350,7 +350,7 @@ def test_as_many_storages_are_fetched_ahead_as_were_asked_for(fetch_ahead: int) 
         pytest.param(
             {"share": 0.3},
             lambda strategy: strategy.apply(toy()),
-            "ac.share: is 0.3, less than one of 3 blocks; use at least 0.333",
+            "ac.share: is 0.3, less than one of 3 blocks; use at least 0.334",
             id="no whole block",
         ),
         pytest.param(
