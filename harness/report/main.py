@@ -244,7 +244,8 @@ def _write_traces(sweep: SweepRecords, root: Path, folder: Path, kinds: Sequence
     missing = []
     for entry in sweep.entries:
         try:
-            steps = read_steps(root / entry.trial_id)
+            # a run that ended before it was measured leaves the step of an earlier one
+            steps = read_steps(root / entry.trial_id) if entry.record.memory is not None else []
         except ValueError as error:
             raise UnreadableError(str(error)) from error
         if not steps:

@@ -25,10 +25,10 @@ _MOST_CHARACTERS = 6000  # of the value of a parameter, as above
 
 def writer(folder: Path, project: str) -> Callable[[TrackedRun], Path]:
     """Return what keeps a run in an experiment named `project`, in place of an earlier one of the trial."""
-    client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder / 'mlflow.db'}")
+    server = os.environ.get("MLFLOW_TRACKING_URI")
+    client = MlflowClient(server or f"sqlite:///{folder / 'mlflow.db'}")
     experiment = client.get_experiment_by_name(project)
-    is_here = "MLFLOW_TRACKING_URI" not in os.environ
-    where = {"artifact_location": (folder / "artifacts").as_uri()} if is_here else {}
+    where = {} if server else {"artifact_location": (folder / "artifacts").as_uri()}
     experiment_id = (
         client.create_experiment(project, **where) if experiment is None else experiment.experiment_id
     )
@@ -45,8 +45,9 @@ def writer(folder: Path, project: str) -> Callable[[TrackedRun], Path]:
         metrics = _metrics(run)
         while numbers := list(islice(metrics, _MOST_METRICS)):
             client.log_batch(made, metrics=numbers)
-        words = [RunTag(key, value) for key, value in run.summary.items() if isinstance(value, str) and value]
-        client.log_batch(made, tags=words[:_MOST_PARAMS])
+        words = (RunTag(key, value) for key, value in run.summary.items() if isinstance(value, str) and value)
+        while tagged := list(islice(words, _MOST_PARAMS)):
+            client.log_batch(made, tags=tagged)
         for title, (headings, rows) in run.tables.items():
             columns = {heading: [row[place] for row in rows] for place, heading in enumerate(headings)}
             client.log_dict(made, columns, f"{title}.json")
