@@ -189,8 +189,9 @@ def measure(
     """
     case = _Case(make, batch, loss_fn, autocast, dtype)
     with TemporaryDirectory() as folder:
-        workshop = case.planned(case.workshop(case.resolved(variant)), Path(folder))
+        workshop = case.workshop(case.resolved(variant))
         try:
+            workshop = case.planned(workshop, Path(folder))
             report = case.report(workshop, is_variant=variant != "none")
         finally:
             workshop.leave()
@@ -220,9 +221,12 @@ class _Case:
         """Return what a variant does."""
         is_plain = variant == "none"
         with TemporaryDirectory() as folder:
-            workshop = self.planned(self.workshop(self.resolved(variant)), Path(folder))
-            verdict, reason = ("neutral", "") if is_plain else self._verdict(workshop.variant)
+            workshop = self.workshop(self.resolved(variant))
+            verdict, reason = "neutral", ""
             try:
+                workshop = self.planned(workshop, Path(folder))
+                if not is_plain:
+                    verdict, reason = self._verdict(workshop.variant)
                 plain = self._plain
                 own = plain if is_plain else self.report(workshop, is_variant=True)
                 ratio = 1.0 if is_plain else self._ratio(workshop, pairs)
