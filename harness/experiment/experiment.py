@@ -456,8 +456,8 @@ class Experiment(Recipe):
         if count != self.mesh.stages or self.mesh.pp == 1:
             stages = f"{self.mesh.stages} stages" if self.mesh.pp > 1 else "no stages, which mesh=pp2 has"
             raise ConfigError("stage_ac", f"must name one variant a stage, got {count}; there are {stages}")
-        for name in dict.fromkeys(self.stage_ac):
-            if name not in eager_variants:
+        for name in self.stage_ac:
+            if not isinstance(name, str) or name not in eager_variants:
                 raise ConfigError("stage_ac", f"must be of {', '.join(eager_variants)}, got {name!r}")
         if own == "none" or own not in self.stage_ac:
             problem = f"must have ac={own} on a stage" if own != "none" else "has no effect with ac=none"

@@ -189,6 +189,8 @@ def test_refuses_operators_that_cannot_be_saved(line: str, message: str) -> None
             "stages",
             "ac=full stage_ac=[full,none]": "stage_ac: must name one variant a stage, got 2; there are no stages, "
             "which mesh=pp2 has",
+            f"{_PP2} ac=full stage_ac=[[full],{{a:1}}]": "stage_ac: must be of budget, full, nested, none, "
+            "offload, selective_layer, selective_op, torch_remat, got ('full',)",
             f"{_PP2} ac=full stage_ac=[full,python]": "stage_ac: must be of budget, full, nested, none, offload, "
             "selective_layer, selective_op, torch_remat, got 'python'",
             f"{_PP2} ac=full stage_ac=[none,none]": "stage_ac: must have ac=full on a stage, got none, none; use "
