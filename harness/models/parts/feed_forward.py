@@ -114,4 +114,7 @@ class RoutedExperts(nn.Module):
         # `one_hot` reads its largest number, which a prediction has not
         chosen_NE = experts_Tk.flatten().unsqueeze(1) == torch.arange(n_experts, device=experts_Tk.device)
         slots_N = ((chosen_NE.cumsum(0) - 1) * chosen_NE).sum(1)
-        return slots_N.view_as(experts_Tk), math.ceil(self.capacity * experts_Tk.numel() / n_experts)
+        most = len(experts_Tk)  # a token chooses an expert once
+        return slots_N.view_as(experts_Tk), min(
+            most, math.ceil(self.capacity * experts_Tk.numel() / n_experts)
+        )

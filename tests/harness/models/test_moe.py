@@ -76,3 +76,12 @@ def test_mixed_precision_routes_in_the_type_of_its_input(make_spec: MakeSpec) ->
     x_BSD = torch.randn(1, 4, 128)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert layer(x_BSD).dtype == torch.float32
+
+
+@pytest.mark.parametrize(("capacity", "places"), [(0.5, 4), (1.0, 8), (1e20, 16)])
+def test_an_expert_has_places_for_its_share_and_at_most_for_all_tokens(
+    make_spec: MakeSpec, capacity: float, places: int
+) -> None:
+    layer = routed(make_spec, n_experts=4, top_k=2)
+    layer.capacity = capacity
+    assert layer.slots(torch.zeros(16, 2, dtype=torch.long))[1] == places
