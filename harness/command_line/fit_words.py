@@ -268,6 +268,9 @@ def _mesh(words: str | None) -> tuple[str, dict[str, int]]:
     """
     if words is None:
         return "single", {}
+    if any(part.startswith("pp") for part in re.split("[,_]", words)):
+        problem = "pp cuts a step into micro-batches, and an answer is for one batch"
+        raise ConfigError("--mesh", f"{problem}; ask acbench-plan mesh=pp2 microbatches=4, or leave pp out")
     if "=" not in words:
         names = _names_in("mesh")
         if words not in names:

@@ -240,6 +240,8 @@ def test_a_model_that_knows_fewer_tokens_is_unproven(
         pytest.param("gpt_nano --gib 0", "--gib: must be above 0, got 0.0", id="no memory"),
         pytest.param("gpt_nano --dtype fp8", "--dtype: must be one of own, fp32, bf16, bf16_mixed, got 'fp8'", id="dtype"),
         pytest.param("gpt_nano --mesh dp", "--mesh: unknown 'dp'; ", id="mesh"),
+        pytest.param("gpt_nano --mesh pp=2", "--mesh: pp cuts a step into micro-batches", id="pp"),
+        pytest.param("gpt_nano --mesh shard2_pp2", "--mesh: pp cuts a step into micro-batches", id="pp2"),
         pytest.param("gpt_nano --mesh dp_shard=x", "--mesh: 'dp_shard=x' is no size; write dp_shard=8,tp=2", id="size"),
         pytest.param("vit_nano --seq 3", "--seq: has no effect, 'vit_nano' draws samples of its own size; ", id="seq"),
         pytest.param("gpt_nano --batch x", "command: argument --batch: invalid int value: 'x'; ", id="a number"),
