@@ -9,16 +9,14 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # four on two cores, because tests of Slurm and of deadlines wait for most of their time
 PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
 # a command, or command:part
-BENCHES := budget:files nested nested:nested_models prediction:prediction_speed prediction:step_times budget \
-	instrumentation:probes chunking chunking:chunk_points instrumentation:rewind overhead:point_overhead \
-	instrumentation overhead:planning overhead:reports overhead:answers overhead:trial_cost tree
-SLURM_BENCHES := slurm:packing slurm:scale
+BENCHES := nested prediction:prediction_speed prediction:step_times budget chunking chunking:chunk_points \
+	overhead overhead:answers overhead:steps tree
 GPU_WHEELS := antlr4-python3-runtime|hydra-core|omegaconf|submitit
 
 TORCH ?= 2.15.0
 COMPAT ?= .compat/torch-$(TORCH)-python-$(shell $(PYTHON) -c 'import platform; print(platform.python_version())')
 
-.PHONY: demo test quick matrix gallery check lint bench bench-slurm compat gpu gpu-rehearsal gpu-wheels clean
+.PHONY: demo test quick matrix gallery check lint bench compat gpu gpu-rehearsal gpu-wheels clean
 
 demo: $(STAMP)
 	$(BIN)/acbench -m name=demo model=gpt_nano data=text batch_size=4 protocol=smoke protocol.timed_pairs=8 'ac=glob(*)' mesh=single,shard2
@@ -53,10 +51,6 @@ lint: $(STAMP)
 bench: $(STAMP)
 	for name in $(BENCHES); do $(BIN)/python -m bench.$$(echo $$name | sed 's/:/ --part /') || exit 1; done
 	$(BIN)/python -m bench.chunking --part chunk_points --training --out outputs/bench/chunk_points_training.json
-
-# Needs Debian's slurm-wlm and munge: each starts and stops a private Slurm of its own (slurm/cluster.sh).
-bench-slurm: $(STAMP)
-	for name in $(SLURM_BENCHES); do $(BIN)/python -m bench.$$(echo $$name | sed 's/:/ --part /') || exit 1; done
 
 # What acbench does with another torch or Python, in an environment of its own, which stays (some 6 GB with CUDA):
 # `make compat TORCH=2.11.0 PYTHON=python3.12`.

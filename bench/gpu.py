@@ -214,8 +214,8 @@ STAGES: Mapping[str, Stage] = {
         question="What do the timed steps of a trial add to a bare training loop?",
         commands=(
             _bench(
-                "instrumentation",
-                "instrumentation",
+                "steps",
+                "overhead --part steps",
                 90,
                 gpu="--model gpt_small --sequence-length 512 --pairs 40",
                 cpu="--batch-size 2 --sequence-length 8 --pairs 2",

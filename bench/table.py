@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import median
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from rich.table import Table
@@ -38,18 +37,6 @@ def table_of(
     for cells in texts:
         made.add_row(*cells)
     return made
-
-
-def sample_table(samples_s: Mapping[str, Sequence[float]], *, title: str, caption: str) -> Table:
-    """Return the median and the extremes of the times that each launcher took, in seconds."""
-    columns: dict[str, Column] = {
-        "launcher": lambda row: row[0],
-        "median": lambda row: f"{median(row[1]):.3f}",
-        "lowest": lambda row: f"{min(row[1]):.3f}",
-        "highest": lambda row: f"{max(row[1]):.3f}",
-        "points": lambda row: str(len(row[1])),
-    }
-    return table_of(samples_s.items(), columns, title=title, caption=caption)
 
 
 def _text(row: Any, column: Column) -> str:

@@ -148,7 +148,7 @@ REPEATED: dict[str, tuple[str, ...]] = {
     "tests/slurm/test_sweeps.py::test_two_shapes": (),
     "tests/bench/test_widths.py": (),
     "tests/bench/test_step_times.py": (),
-    "tests/bench/test_nested_models.py::test_an_architecture_is_used": (),
+    "tests/matrix/test_nested_models.py::test_an_architecture_is_equal": (),
     "tests/parity/test_sharding.py::test_is_neutral_within_tolerance": ("gpt-tp2",),
     "tests/parity/test_sharding.py::test_checkpointing_is_bitwise_neutral_in_every_order": ("outside_fsdp",),
     "tests/strategies/budget/eager/test_idioms.py::test_an_idiom_between_linears": (

@@ -9,7 +9,6 @@ from bench.output import run_part
 PARTS = {
     "shares": "what plans cost at each share of the plain peak",
     "budget_groups": "what groups of blocks bring",
-    "files": "written files in settings other than those that they were made in",
     "gap": "plans between both bounds, on networks of many kinds",
 }
 

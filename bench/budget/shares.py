@@ -29,8 +29,8 @@ from typing import Any
 import torch
 from rich.console import Group
 
-from bench.instrumentation.steps import WARMUP, harness_step, process_time_s
 from bench.output import parser, publish
+from bench.overhead.steps import WARMUP, harness_step, process_time_s
 from bench.table import Column, table_of
 from bench.trials import experiments
 from harness.experiment.experiment import Experiment

@@ -8,7 +8,6 @@ from bench.output import run_part
 
 PARTS = {
     "entries": "whether it finds every known silent defect, and passes every control",
-    "assert_neutral": "what it says of ten architectures of transformers",
     "outside": "what the cases of outsiders answer, now and before",
 }
 

@@ -9,9 +9,7 @@ from bench.output import run_part
 PARTS = {
     "trial_cost": "where the wall time of a trial goes beside its steps",
     "answers": "how long help, a refusal, a finished sweep and a report take",
-    "point_overhead": "what a point costs beyond its compute, against torchrun",
-    "planning": "what planning a sweep of 1,000 points costs",
-    "reports": "what a report on 5,000 records costs",
+    "steps": "what timed steps cost beyond a bare training loop",
 }
 
 if __name__ == "__main__":

@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from rich.table import Table
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from bench.chunking.chunk_attempt import peak_bytes, relative_difference, results_of
-from bench.chunking.head_loss import ByHand, HeadLoss
 from bench.output import parser, publish
 from bench.peers import libraries
 from bench.peers.peer import CannotRunError
@@ -38,11 +39,40 @@ _ON_CUDA = {"Liger": "needs triton, CUDA", "CCE": "needs triton, CUDA"}
 _TORCHTUNE = "modules/loss/ce_chunked_output_loss.py"
 
 
+class HeadLoss(nn.Module):
+    """A head and the mean cross entropy of its logits."""
+
+    def __init__(self, width: int, vocabulary: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss, a scalar, of hidden states (B, S, D) and labels (B, S)."""
+        return functional.cross_entropy(self.head(hidden).flatten(0, 1), labels.flatten())
+
+
+class ByHand(HeadLoss):
+    """The same with the logits of one chunk of tokens at a time, each run again in backward.
+
+    Source: torchtune's `LinearCrossEntropyLoss`.
+    """
+
+    def forward(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss, a scalar."""
+        parts = zip(hidden.flatten(0, 1).chunk(_CHUNKS), labels.flatten().chunk(_CHUNKS), strict=True)
+        sums = [checkpoint(self._sum, *part, use_reentrant=False) for part in parts]
+        total: Tensor = torch.stack(sums).sum() / labels.numel()
+        return total
+
+    def _sum(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(self.head(hidden), labels, reduction="sum")
+
+
 class Torchtune(HeadLoss):
     """torchtune's loss of logits in chunks, which the head makes chunk by chunk and autograd keeps."""
 
     def __init__(self, width: int, vocabulary: int) -> None:
-        super().__init__(width, vocabulary, is_shifted=False)
+        super().__init__(width, vocabulary)
         self.loss: Any = torchtune_loss()(num_output_chunks=_CHUNKS)
 
     def forward(self, hidden: Tensor, labels: Tensor) -> Tensor:
@@ -134,12 +164,11 @@ def ways(
     """
     torch.manual_seed(0)
     batch, length, width = shape
-    plain = HeadLoss(width, vocabulary, is_shifted=False)
+    plain = HeadLoss(width, vocabulary)
     given = Batch(inputs=(torch.randn(shape), torch.randint(0, vocabulary, (batch, length))), targets=())
     models: dict[str, nn.Module] = {"plain": plain}
     refused = dict(_ON_CUDA)
-    by_hand = partial(ByHand, is_shifted=False)
-    for name, make in (("by hand, recomputed", by_hand), ("torchtune", Torchtune)):
+    for name, make in (("by hand, recomputed", ByHand), ("torchtune", Torchtune)):
         try:
             models[name] = make(width, vocabulary)
         except CannotRunError as error:

@@ -23,8 +23,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from bench.chunking.head_loss import ByHand, HeadLoss
 from bench.output import parser, publish
+from bench.peers.head_loss import ByHand, HeadLoss
 from bench.peers.split_backward import Block, Stage, Watch, step, variants
 from bench.table import table_of
 from strategies.chunk.planning.chunk_plan import ChunkPlanner
@@ -164,7 +164,7 @@ def chunked_loss() -> Iterator[Published]:
         each * _FP32 for each in (tokens * vocabulary, tokens * width, width * vocabulary)
     )
     with torch.device("meta"):
-        model = HeadLoss(width, vocabulary, is_shifted=False)
+        model = HeadLoss(width, vocabulary)
         given = torch.empty(1, tokens, width), torch.zeros(1, tokens, dtype=torch.long)
     planner = ChunkPlanner.of(model, given, training=True)
     plan = planner.plan(planner.unchunked_peak_bytes // parts)
@@ -179,7 +179,7 @@ def chunked_loss() -> Iterator[Published]:
         ),
     }
     for way, (made, named) in counted.items():
-        make = partial(made, width, vocabulary, is_shifted=False)
+        make = partial(made, width, vocabulary)
         yield Published(
             row="C10",
             source="ALST, arXiv:2506.13996",

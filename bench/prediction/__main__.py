@@ -9,7 +9,6 @@ from bench.output import run_part
 PARTS = {
     "prediction_speed": "how long predictions take",
     "step_times": "how far predicted step times are from measured ones",
-    "fit": "what acbench-fit finds, and whether its bytes are right",
 }
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from omegaconf import DictConfig
 
 from bench import gpu, gpu_machine
 from bench.gpu import CALLS, IN_PROCESS_TESTS, RANK_TESTS, REHEARSAL, STAGES, Command, Stage
-from bench.instrumentation import steps
+from bench.overhead import steps
 from harness.command_line import cli
 from harness.command_line.schema import experiment_fields, materialise, swept_variants, without_idle_options
 from harness.errors import ConfigError
@@ -100,8 +100,8 @@ def test_every_benchmark_has_its_options(
 ) -> None:
     _, module, *options = command.line(device=device, results=tmp_path)
     monkeypatch.setattr(sys, "argv", [module, *options])
-    if module == "bench.instrumentation":  # its first part
-        found = steps._arguments(options)
+    if module == "bench.overhead":
+        found = steps._arguments(options[2:])
     else:
         found = importlib.import_module(module)._arguments()
     assert found.device == device

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.nested.levels import BLOCK_INPUT_BYTES, BLOCKS_FLOPS, NestedStep, is_as_claimed
+from bench.nested import BLOCK_INPUT_BYTES, BLOCKS_FLOPS, NestedStep, is_as_claimed
 
 FLAT = NestedStep(
     levels=(64,),

@@ -65,4 +65,4 @@ def test_a_part_that_is_not_there_is_refused(
 
 
 def test_a_file_is_called_after_its_part() -> None:
-    assert parser("", "rewind", "instrumentation").parse_args([]).out == Path("outputs/bench/rewind.json")
+    assert parser("", "steps", "overhead").parse_args([]).out == Path("outputs/bench/steps.json")

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.slurm.sweeps import Sweep, plan_line
 from harness.records.store import Store
 from tests.slurm.private_slurm import private_cluster
+from tests.slurm.sweeps import Sweep, plan_line
 
 OPTIONS = {"local": (), "slurm": ("hydra.launcher.poll_s=0.2",)}
 SWEEPS = 10

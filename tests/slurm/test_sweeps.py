@@ -33,7 +33,7 @@ SMALL = (
     "protocol.parity_steps=1",
     "tracker=none",
 )
-TINY = "model=python model.factory=bench.slurm.starts:counted data=synthetic mesh.device=cpu protocol=smoke"
+TINY = "model=python model.factory=tests.slurm.starts:counted data=synthetic mesh.device=cpu protocol=smoke"
 POLL = "hydra.launcher.poll_s=0.2"
 
 

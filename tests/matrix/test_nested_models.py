@@ -4,33 +4,24 @@ Each architecture is small, has random weights and dropout of 0.1 in every `nn.D
 two steps in each of the ways in which people call it. The children of its longest list of modules are
 regions, inside one around that list, and so are those of lists that lie as deep. Outputs, loss, gradients,
 buffers and weights of both steps are compared. Libraries that are not installed are said, and left out.
-
-    python -m bench.nested --part nested_models [--matching Llama]
 """
 
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+import pytest
 import torch
-from rich.console import Group
-from rich.table import Table
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 from torch.utils.checkpoint import CheckpointError
 
 from bench.architectures import Positional, library_of, makers, missing_libraries
-from bench.output import parser, publish
-from bench.table import table_of
 from strategies.ac.nested import Nested
 from strategies.base import StrategyError
-
-TARGET = 0.98
-"""Share of the usages that shall be equal bit for bit."""
 
 STEPS = 2
 _DROPOUT, _LEARNING_RATE, _SHORTER, _CLASSES = 0.1, 0.1, 7, 2
@@ -57,39 +48,6 @@ class Usage:
     outcome: Outcome
     regions: int = 0
     sentence: str = ""
-
-
-def main(words: Sequence[str]) -> int:
-    """Train all, print the table, write the JSON; return 1 where the target is missed or one is wrong."""
-    made = parser(__doc__, "nested_models", "nested")
-    made.add_argument("--matching", default="", help="only architectures whose name contains this")
-    chosen = made.parse_args(words)
-    torch.set_num_threads(1)
-    missing = missing_libraries()
-    names = [name for name in makers() if library_of(name) not in missing and chosen.matching in name]
-    rows = [row for name in names for row in used(name)]
-    counted = [row for row in rows if row.outcome != "plain model fails"]
-    publish(
-        Group(_table(rows), *_sentences(rows, missing)),
-        chosen.out,
-        protocol={
-            "architectures": names,
-            "missing": missing,
-            "steps": STEPS,
-            "dropout": _DROPOUT,
-            "torchvision": "without its compiled operators, where it was not built for this torch",
-            "target": TARGET,
-        },
-        results=[asdict(row) for row in rows],
-    )  # fmt: skip
-    return int(not is_as_claimed(counted))
-
-
-def is_as_claimed(rows: Sequence[Usage]) -> bool:
-    """Whether enough are equal bit for bit, and none is silently another or crashes."""
-    outcomes = Counter(row.outcome for row in rows)
-    is_safe = not outcomes["silent"] and not outcomes["crashed"]
-    return is_safe and outcomes["bitwise"] >= TARGET * len(rows)
 
 
 def used(architecture: str) -> Iterator[Usage]:
@@ -259,20 +217,78 @@ def _equal(name: str, expected: Mapping[str, Any], actual: Mapping[str, Any]) ->
     return type(left) is type(right) and bool(left == right)
 
 
-def _sentences(rows: Sequence[Usage], missing: Sequence[str]) -> Iterator[str]:
-    counts = Counter((library_of(row.architecture), row.outcome) for row in rows)
-    yield from (f"{library}: {count} {outcome}" for (library, outcome), count in counts.items())
-    yield f"not installed: {', '.join(missing) or 'none'}"
+ROW = Usage(architecture="library/Name", way="plain", outcome="bitwise")
+_BEFORE: list[Tensor] = []
 
 
-def _table(rows: Sequence[Usage]) -> Table:
-    return table_of(
-        rows,
-        {
-            "architecture": "architecture",
-            "called with": "way",
-            "regions": "regions",
-            "outcome": "outcome",
-            "sentence": lambda row: row.sentence[:120],
-        },
-    )
+class Layered(nn.Module):
+    """Two blocks, and what is done to the input of the second."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+        self.single = nn.Sequential(nn.Linear(3, 3))
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.single(self.layers[1](self.between(self.layers[0](x))))  # type: ignore[no-any-return]
+
+
+def remembered(x: Tensor) -> Tensor:
+    """Add what the call before got, a list that nobody puts back."""
+    _BEFORE.append(x.detach())
+    return x * (1 + sum(_BEFORE)) if len(_BEFORE) % 3 else x
+
+
+class Failing(nn.Linear):
+    """Fails where a region runs again."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch._C._current_graph_task_id() != -1:
+            raise LookupError
+        return super().forward(x).tanh()
+
+
+@pytest.mark.parametrize(
+    ("between", "outcome"),
+    [
+        pytest.param(torch.tanh, "bitwise", id="a function"),
+        pytest.param(lambda x: x.view(-1, 7), "plain model fails", id="an error"),
+        pytest.param(lambda x: x.add_(1) if x.sum() < 9e9 else x, "bitwise", id="a change in place"),
+        pytest.param(remembered, "silent", id="a global"),
+    ],
+)
+def test_what_becomes_of_a_usage(between: Callable[[Tensor], Tensor], outcome: Outcome) -> None:
+    found = compared(ROW, Layered(between), lambda _: ((torch.ones(2, 3),), {}))
+    assert (found.outcome, found.regions) == (outcome, 2)
+
+
+def test_an_error_in_backward_is_a_crash() -> None:
+    model = Layered(torch.tanh)
+    model.layers[0] = Failing(3, 3)
+    found = compared(ROW, model, lambda _: ((torch.ones(2, 3),), {}))
+    assert (found.outcome, found.sentence) == ("crashed", "LookupError: ")
+
+
+def test_the_children_of_outermost_lists_are_labelled() -> None:
+    assert labels_of(Layered(torch.tanh)) == {"layers.0": [0, 0], "layers.1": [0, 1]}
+
+
+WAYS = ("plain", "hidden states", "labels", "padding mask", "mask and labels", "changing lengths")
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        pytest.param(name, marks=[] if name == "transformers/DistilBertConfig" else [pytest.mark.matrix])
+        for name in makers()
+    ],
+)
+def test_an_architecture_is_equal_bit_for_bit_in_every_way(architecture: str) -> None:
+    library = library_of(architecture)
+    if library in missing_libraries():
+        pytest.skip(f"needs {library}")
+    found = {row.way: (row.outcome, row.sentence) for row in used(architecture)}
+    assert architecture != "transformers/DistilBertConfig" or found.keys() == {*WAYS}
+    outcomes = {way: each for way, each in found.items() if each[0] != "plain model fails"}
+    assert outcomes == dict.fromkeys(outcomes, ("bitwise", ""))

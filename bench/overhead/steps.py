@@ -8,7 +8,7 @@ meters what instrumenting costs.
 On CPU the steps run on one thread and are timed by the CPU time of the process, which neighbours on a shared
 machine hardly move; `--clock wall` takes wall-clock time, as trials do.
 
-    python -m bench.instrumentation --pairs 60 --model gpt_nano
+    python -m bench.overhead --part steps --pairs 60 --model gpt_nano
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from harness.measure.speed.timing import StepClock, StepFunction, clock_for, int
 from harness.measure.step import instrument
 from harness.models.base import Batch
 from harness.records.statistics import Quantiles, Ratio, quantiles, ratio_to_baseline
-from harness.trial.assemble import assemble
+from harness.trial.assemble import Assembled, assemble
 
 TARGET = 0.01
 """How far the median ratio of timed steps may be from 1."""
@@ -109,19 +109,19 @@ def bare_loop(experiment: Experiment, batch: Batch, *, checkpointed: bool) -> St
 
 def harness_step(experiment: Experiment, batch: Batch) -> StepFunction:
     """Return the step that a trial times."""
-    trainee = assemble(experiment, batch.inputs[0].device, None, batch)
+    return partial(train_step, assemble(experiment, batch.inputs[0].device, None, batch), batch)
 
-    def step() -> None:
-        trainee.zero_grad()
-        _, loss = trainee.forward(batch)
-        trainee.backward(loss)
-        trainee.update()
 
-    return step
+def train_step(trainee: Assembled, batch: Batch) -> None:
+    """Train one step."""
+    trainee.zero_grad()
+    _, loss = trainee.forward(batch)
+    trainee.backward(loss)
+    trainee.update()
 
 
 def _arguments(words: Sequence[str]) -> argparse.Namespace:
-    made = parser(__doc__, "instrumentation")
+    made = parser(__doc__, "steps", "overhead")
     made.add_argument("--pairs", type=int, default=60)
     made.add_argument("--model", default="gpt_nano")
     made.add_argument("--batch-size", type=int, default=8)
@@ -145,11 +145,15 @@ def _rows(arguments: argparse.Namespace, device: torch.device) -> list[Compariso
     compare = partial(_compare, clock=clock, pairs=arguments.pairs)
     bare, by_hand = (bare_loop(plain, batch, checkpointed=checkpointed) for checkpointed in (False, True))
     trainee = assemble(plain, device, None, batch)
+
+    def instrumented() -> None:
+        instrument(trainee, batch)
+
     return [
         compare("bare loop (noise floor)", bare_loop(plain, batch, checkpointed=False), bare),
         compare("ac=none / bare loop", harness_step(plain, batch), bare, target=TARGET),
         compare("ac=full / bare loop with checkpoint()", harness_step(full, batch), by_hand, target=TARGET),
-        compare("instrumented step / bare loop", lambda: _instrument(trainee, batch), bare),
+        compare("instrumented step / bare loop", instrumented, bare),
     ]
 
 
@@ -162,10 +166,6 @@ def _checkpoint_blocks(model: nn.Module, layers_fqn: str) -> None:
     for block in model.get_submodule(layers_fqn).children():
         region: Any = partial(checkpoint, block.forward, use_reentrant=False)
         block.forward = region
-
-
-def _instrument(trainee: Any, batch: Batch) -> None:
-    instrument(trainee, batch)
 
 
 def _compare(

@@ -1,4 +1,4 @@
-"""What the benchmarks of sweeps share: the command line in a process of its own, and a private Slurm."""
+"""Sweeps of trivial points, each a command line in a process of its own."""
 
 from __future__ import annotations
 
@@ -6,23 +6,18 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-from bench.slurm.starts import VARIABLE, starts_of
-from harness.ranks.agent import sigterm_exits
 from harness.records.store import RECORD
+from tests.slurm.starts import VARIABLE, starts_of
 
 ROOT = Path(__file__).parents[2]
 TRIVIAL = (
     "model=python",
-    "model.factory=bench.slurm.starts:counted",
+    "model.factory=tests.slurm.starts:counted",
     "data=synthetic",
     "batch_size=4",
     "sequence_length=8",
@@ -33,7 +28,6 @@ TRIVIAL = (
 )
 """Points that cost little more than their launch."""
 
-_SCRIPT = ROOT / "slurm" / "cluster.sh"
 _TRACES = ".starts"
 
 
@@ -102,28 +96,3 @@ class Sweep:
 def plan_line(said: str) -> str:
     """Return the line of a command that says what is to run."""
     return next(line for line in said.splitlines() if " to run, " in line)
-
-
-@contextmanager
-def private_slurm(*, nodes: int = 2, cpus: int = 8, gpus: int = 4) -> Iterator[None]:
-    """Start a private Slurm that the commands of the block talk to, and stop it.
-
-    Raises:
-        subprocess.CalledProcessError: it did not start; Slurm and munge are needed.
-    """
-    # sockets want short paths; SIGTERM shall stop the cluster too
-    with sigterm_exits(), tempfile.TemporaryDirectory(prefix="acb-", dir="/tmp") as folder:
-        variables = {
-            "CLUSTER_DIR": folder,
-            "CLUSTER_NODES": nodes,
-            "CLUSTER_CPUS": cpus,
-            "CLUSTER_GPUS": gpus,
-        }
-        environment = os.environ | {name: str(value) for name, value in variables.items()}
-        conf = str(Path(folder, "etc", "slurm.conf"))
-        try:
-            subprocess.run([_SCRIPT, "start"], env=environment, stdout=subprocess.DEVNULL, check=True)
-            with mock.patch.dict(os.environ, SLURM_CONF=conf):
-                yield
-        finally:
-            subprocess.run([_SCRIPT, "stop"], env=environment, check=True)

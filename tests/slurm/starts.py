@@ -1,6 +1,6 @@
 """A trivial model for sweeps of the harness itself, which leaves a trace of every start of a trial.
 
-`model=python model.factory=bench.slurm.starts:counted`; traces go to the folder that `ACBENCH_STARTS` names.
+`model=python model.factory=tests.slurm.starts:counted`; traces go to the folder that `ACBENCH_STARTS` names.
 """
 
 from __future__ import annotations

@@ -18,23 +18,24 @@ Times are those of 16 blocks beside `ac=full` in the same process. The target is
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import torch
 from rich.console import Group
 from rich.table import Table
 
-from bench.nested.nested_times import NestedTime, measured_times
 from bench.output import parser, publish
+from bench.overhead.steps import WARMUP, harness_step, process_time_s, train_step
 from bench.table import table_of
 from bench.trials import experiments
 from harness.experiment.data import source_of
 from harness.experiment.experiment import Experiment
 from harness.measure.parity.compare import compare_steps
 from harness.measure.parity.snapshot import steps
+from harness.measure.speed.timing import interleave
 from harness.measure.step import instrument
 from harness.models.base import Batch
+from harness.records.statistics import Ratio, ratio_to_baseline
 from harness.trial.assemble import Assembled, assemble
 
 BLOCKS, WIDTH, BATCH_SIZE, SEQUENCE_LENGTH = 64, 64, 8, 128
@@ -52,6 +53,7 @@ SIZES = (
 BLOCK_INPUT_BYTES = 4 * BATCH_SIZE * SEQUENCE_LENGTH * WIDTH
 BLOCKS_FLOPS = BLOCKS * 2 * (2 * BATCH_SIZE * SEQUENCE_LENGTH * WIDTH * WIDTH)
 LEVELS = ((64,), (8, 8), (4, 4, 4), (2, 2, 2, 2, 2, 2))
+TIMED_BLOCKS, TIMED_LEVELS, TIMED_WIDTHS = 16, ((16,), (4, 4)), (64, 256)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,11 +81,30 @@ class NestedStep:
     difference: str | None
 
 
-def main(words: Sequence[str]) -> int:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NestedTime:
+    """The time of a step beside that of `ac=full`.
+
+    Fields:
+        width: of the blocks and their hidden layers.
+        levels: regions by level.
+        rewind: whether the state of modules is put back.
+        ratio: CPU time of a step.
+        flops_ratio: FLOPs of a step, of both kinds.
+    """
+
+    width: int
+    levels: tuple[int, ...]
+    rewind: bool
+    ratio: Ratio
+    flops_ratio: float
+
+
+def main() -> int:
     """Measure, print the table, write the JSON; return 1 where a number is not the one that follows."""
     made = parser(__doc__, "nested")
     made.add_argument("--pairs", type=int, default=20, help="steps of each kind that are timed")
-    arguments = made.parse_args(words)
+    arguments = made.parse_args()
     torch.set_num_threads(1)
     chosen = [((), True), *((levels, early_stop) for levels in LEVELS for early_stop in (False, True))]
     overrides = [
@@ -100,7 +121,12 @@ def main(words: Sequence[str]) -> int:
     rows = [
         _measure(*each, experiment) for each, experiment in zip(chosen, experiments(overrides), strict=True)
     ]
-    times = measured_times(SIZES, arguments.pairs)
+    times = [
+        _time(width, levels, arguments.pairs, rewind=rewind)
+        for width in TIMED_WIDTHS
+        for levels in TIMED_LEVELS
+        for rewind in (False, True)
+    ]
     publish(
         Group(_table(rows), _table_of_times(times)),
         arguments.out,
@@ -139,7 +165,7 @@ def _measure(levels: tuple[int, ...], early_stop: bool, experiment: Experiment) 
     batches = [_batch(experiment, step) for step in range(experiment.protocol.parity_steps)]
     trainee = _assembled(experiment, batches[0])
     for batch in batches:
-        _train(trainee, batch)
+        train_step(trainee, batch)
     report = instrument(trainee, batches[0])
     return NestedStep(
         levels=levels,
@@ -171,11 +197,29 @@ def _batch(experiment: Experiment, step: int) -> Batch:
     return source.batch(step=step, batch_size=experiment.batch_size, seed=experiment.seed)
 
 
-def _train(trainee: Assembled, batch: Batch) -> None:
-    trainee.zero_grad()
-    _, loss = trainee.forward(batch)
-    trainee.backward(loss)
-    trainee.update()
+def _time(width: int, levels: tuple[int, ...], pairs: int, *, rewind: bool) -> NestedTime:
+    common = [*SIZES, f"model.n_layers={TIMED_BLOCKS}", f"model.width={width}", f"model.hidden_width={width}"]
+    given = f"ac.levels=[{','.join(map(str, levels))}]"
+    nested, full = experiments([[*common, "ac=nested", given, f"ac.rewind={rewind}"], [*common, "ac=full"]])
+    batch = _batch(full, 0)
+    samples = interleave(
+        harness_step(nested, batch),
+        harness_step(full, batch),
+        warmup=WARMUP,
+        pairs=pairs,
+        clock=process_time_s,
+    )
+    flops = []
+    for experiment in (nested, full):
+        work = instrument(_assembled(experiment, batch), batch).work
+        flops.append(work.forward_flops + work.backward_flops)
+    return NestedTime(
+        width=width,
+        levels=levels,
+        rewind=rewind,
+        ratio=ratio_to_baseline(samples.variant_s, samples.twin_s),
+        flops_ratio=flops[0] / flops[1],
+    )
 
 
 def _table(rows: list[NestedStep]) -> Table:
@@ -215,3 +259,7 @@ def _table_of_times(rows: list[NestedTime]) -> Table:
         },
         title="16 blocks beside ac=full, CPU time, A B B A",
     )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

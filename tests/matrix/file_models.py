@@ -1,4 +1,4 @@
-"""Six models as their authors write them, which `bench.budget --part files` checkpoints with written files.
+"""Six models as their authors write them, which tests checkpoint with written files.
 
 Shapes: B batch, S sequence, D width, C channels, H and W height and width, V vocabulary.
 """

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bench.instrumentation.steps import bare_loop, harness_step
+from bench.overhead.steps import bare_loop, harness_step
 from harness.models.base import Batch
 from tests.parity import cases
 

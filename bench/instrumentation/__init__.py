@@ -1,1 +1,0 @@
-"""The cost of measuring a step and of checking it."""

@@ -1,1 +1,0 @@
-"""Regions in regions."""

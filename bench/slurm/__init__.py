@@ -1,1 +1,0 @@
-"""Sweeps on a private Slurm."""
