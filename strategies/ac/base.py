@@ -17,8 +17,8 @@ from strategies.written import file_text
 if TYPE_CHECKING:
     from torch import nn
 
-    from strategies.regions.kept_modules import Within
     from strategies.regions.operator_names import SaveList
+    from strategies.regions.policy import Within
     from strategies.regions.region import Region, RegionCallSite
 
 _WRITTEN = {

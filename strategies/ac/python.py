@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from strategies import user_sources
 from strategies.base import StrategyError, check_simple_fields
+from strategies.foreign import policy_files
 from strategies.foreign.variant import Foreign
+from strategies.regions import block_search, blocks, region
 from strategies.user_function import UserFunction
 
 if TYPE_CHECKING:
@@ -27,7 +29,8 @@ class Python(Foreign):
 
     Fields:
         factory: `package.module:function`, importable, or below the current folder.
-            `function(model, **kwargs)` returns the model to use, or changes it in place.
+            `function(model, **kwargs)` returns the model to use, or changes it in place. A policy of torch,
+            `function(ctx, op, *args, **kwargs)`, says what stays of each operator of each block.
         kwargs: further arguments of the function, by name; null for none.
         digest: start of the SHA-256 of its module and of the user's modules that this imports, which tells
             trials of one name apart; `None`: as they are now.
@@ -66,12 +69,31 @@ class Python(Foreign):
         """
         user, arguments = self._user(), dict(self.kwargs or {})
         function = user.load()
+        if not arguments and policy_files.is_policy(function):
+            return self._under_policy(model, function)
         user.check_arguments(function, arguments)
         return user.call(function, model, **arguments)
 
     def runs_user_code(self) -> bool:
         """Return true."""
         return True
+
+    def _under_policy(self, model: nn.Module, policy: Any) -> nn.Module:
+        """Return `model`, whose blocks are checkpointed under a policy of torch.
+
+        Raises:
+            StrategyError: nothing in the model repeats.
+        """
+        where, name = self.source
+        found = block_search.search_blocks(model)
+        if found is None:
+            problem = f"{name} is a policy of torch for the blocks of a model, and no module of it repeats"
+            raise StrategyError(where, f"{problem}; give a function of the model")
+        modules = dict(blocks.plain_named_modules(model))
+        chosen = {fqn: modules[fqn] for fqn in found.classes}
+        region.refuse_own_forward(chosen)
+        policy_files.of_function(self.factory, policy, where).enclose(chosen)
+        return model
 
     def _user(self) -> UserFunction:
         return UserFunction(name=self.factory, group="ac", given=1)

@@ -86,6 +86,12 @@ class SelectiveOp(Recomputing):
         if not is_list or not all(isinstance(each, str) and each for each in patterns):
             raise StrategyError("ac.keep", f"must be a list of patterns of module names, got {patterns!r}")
         object.__setattr__(self, "keep", tuple(patterns))
+        selector = next((each for each in names if "::" in each), None) if isinstance(names, tuple) else None
+        if selector is not None:
+            problem = (
+                f"{selector!r} names a module; write such lines into a file, and use ac=file ac.path=FILE"
+            )
+            raise StrategyError("ac.save_ops", problem)
         check_names(names, self.matmul_recompute_every)
         if not is_known(names):
             self._save_list()  # refuses what this build of torch does not have
@@ -102,7 +108,7 @@ class SelectiveOp(Recomputing):
             around = region.region_of(block)
             recomputing = around.inner if isinstance(around, region.Around) else around
             assert isinstance(recomputing, recomputation.Recomputation)
-            assert recomputing.within is not None
+            assert isinstance(recomputing.within, kept_modules.Within)
             inner = region.InScope(scope=recomputing.within, shown=recomputing)
             for module in self._matching(block).values():
                 region.enclose(module, inner, holds_call=False)

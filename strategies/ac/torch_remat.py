@@ -72,8 +72,7 @@ class TorchRemat(ActivationCheckpointing):
         found = blocks.find_blocks(model, layers_fqn=self.layers_fqn, module_classes=self.module_classes)
         for block in found.values():
             outer = region.regions(block)[""]
-            for name, module in self._kept(block).items():
-                region.enclose(module, _remat().KeptRegion(name=name, outer=outer), holds_call=False)
+            _remat().keep(block, self._kept(block), outer)
         return enclosed
 
     def check_compilation(self, order: str, scope: str) -> None:  # noqa: ARG002 (blocks and models alike)

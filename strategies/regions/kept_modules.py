@@ -20,6 +20,10 @@ class Within:
 
     depth: int = 0
 
+    def of(self, entries: tuple[str, ...]) -> tuple[str, ...]:
+        """Return `entries`, of operators that run now, as far as they may be kept here."""
+        return entries if self.depth else ()
+
     def __enter__(self) -> None:
         self.depth += 1
 

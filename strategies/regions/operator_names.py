@@ -86,7 +86,11 @@ def _from_preset(name: str, matmul_recompute_every: int | None) -> SaveList:
 
 
 def _operators(name: str) -> frozenset[Operator]:
-    """Return the operators of a name in a save list, or refuse it with what it should be."""
+    """Return the operators of a name in a save list, or refuse it with what it should be.
+
+    The name may stand behind the module whose operators are meant: `layers.*.mlp::aten.mm.default`.
+    """
+    name = name.rpartition("::")[2]
     if name in GROUPS:
         return _present(GROUPS[name])
     found = _lookup(name)

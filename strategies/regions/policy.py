@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from strategies.regions.kept_modules import Within
 from strategies.regions.kept_results import Keeping, KeptResults, Returning
 from strategies.regions.operator_names import Operator, SaveList
+
+
+class Within(Protocol):
+    """Says which entries of a save list count in the module that runs."""
+
+    def of(self, entries: tuple[str, ...]) -> tuple[str, ...]:
+        """Return those of `entries`, of an operator that runs now, by which its result is kept."""
 
 
 def selective_contexts(
@@ -24,7 +30,7 @@ def selective_contexts(
     Args:
         save_list: what is kept; every `save_list.recompute_every`-th counted matmul is not.
         fired: receives the entries of `save_list` that an operator of forward matches.
-        within: keeps only while forward is in a matching module; `None` keeps everywhere.
+        within: says which entries count where forward is; `None` lets all count.
     """
     choice = _Choice(save_list, fired, within)
     if not _is_traced():
@@ -48,10 +54,10 @@ class _Choice:
 
     def keeps(self, operator: Operator, *, is_recompute: bool = False) -> bool:
         """Say whether the result of the next call of `operator` is kept."""
-        if self._within is not None and not self._within.depth:
-            return False
         save_list = self._save_list
         entries = save_list.entries_of(operator)
+        if self._within is not None:
+            entries = self._within.of(entries)
         if not entries:
             return False
         if not is_recompute:

@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
-from torch.utils.checkpoint import checkpoint, noop_context_fn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from strategies.base import Observation
-from strategies.regions.kept_modules import Within
 from strategies.regions.operator_names import SaveList
 from strategies.regions.own_parameters import with_own_parameters
-from strategies.regions.policy import selective_contexts
+from strategies.regions.policy import Within, selective_contexts
 from strategies.regions.rewind import Rewind, RewoundCall, all_modules
 from strategies.regions.saved_tensors import likened, without_graph
 from strategies.regions.split_backward import holding
@@ -32,7 +31,8 @@ class Recomputation:
         early_stop: end a recomputation when the last needed tensor is there (not reentrant).
         use_reentrant: the older implementation, which runs forward without autograd.
         save_list: operators whose outputs are kept; `None` keeps none.
-        within: keeps them only while forward is in a matching module of the block; `None` keeps all.
+        within: says which of its entries count in the module that forward is in; `None`: all do.
+        policy: a policy function of torch, which says itself what is kept; `None`: the save list does.
         rewind: the state that a recomputation finds as forward did; `None` leaves it as it is by then.
         fired: entries of `save_list` that an operator in forward has matched, in any step.
         asks_for_parameters: refuse other parameters than forward's; false where the body does that.
@@ -44,6 +44,7 @@ class Recomputation:
     use_reentrant: bool
     save_list: SaveList | None = None
     within: Within | None = None
+    policy: Callable[..., Any] | None = None
     rewind: Rewind | None = None
     fired: set[str] = field(default_factory=set)
     asks_for_parameters: bool = True
@@ -53,7 +54,12 @@ class Recomputation:
 
     def __post_init__(self) -> None:
         # made here and not in a call, which a compiler may record
-        self._saving = None if self.save_list is None else _saver(self.save_list, self.fired, self.within)
+        if self.policy is not None:
+            self._saving = partial(create_selective_checkpoint_contexts, self.policy)
+        elif self.save_list is not None:
+            self._saving = _saver(self.save_list, self.fired, self.within)
+        else:
+            self._saving = None
         self._hooks = {"respect_saved_tensors_hooks": False} if selective_takes_hooks() else {}
 
     def __getstate__(self) -> dict[str, Any]:

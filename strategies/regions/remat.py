@@ -13,6 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 from strategies.base import Observation
 from strategies.generators import State, of_devices, put
+from strategies.regions import region
+from strategies.regions.blocks import plain_named_modules
 
 
 @dataclass(kw_only=True, slots=True)
@@ -75,6 +77,13 @@ class KeptRegion:
         """Return the module as what is named, and whether the block left it out; compiled code hides that."""
         is_missed = self.outer.has_run and not self.has_run
         return Observation(named=(self.name,), never_fired=(self.name,) if is_missed else ())
+
+
+def keep(block: nn.Module, names: Iterable[str], outer: Remat) -> None:
+    """Put a region around each of the submodules `names` of a block that `outer` recomputes."""
+    modules = dict(plain_named_modules(block))
+    for name in names:
+        region.enclose(modules[name], KeptRegion(name=name, outer=outer), holds_call=False)
 
 
 class RandomNumbers:

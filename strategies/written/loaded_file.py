@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -50,12 +50,26 @@ def apply_of(path: str, where: str) -> Callable[[Any], Any]:
     Raises:
         StrategyError: it cannot be read or run, or has no such function.
     """
-    module = _module(path, source_of(path, where), where)
-    apply = vars(module).get("apply")
-    if not callable(apply):
-        raise StrategyError(where, f"{path!r} has no function `apply`; write `def apply(model)` in it")
-    function: Callable[[Any], Any] = apply
-    return function
+    return function_of(path, ("apply",), where)[1]
+
+
+def function_of(path: str, names: Sequence[str], where: str) -> tuple[str, Callable[..., Any]]:
+    """Return the first of some functions that a file defines, with its name.
+
+    Args:
+        path: relative to the current folder, or absolute.
+        names: names of the functions, the usual one first.
+        where: configuration path that messages name.
+
+    Raises:
+        StrategyError: it cannot be read or run, or has no such function.
+    """
+    defined = vars(_module(path, source_of(path, where), where))
+    for name in names:
+        if callable(defined.get(name)):
+            return name, defined[name]
+    problem = f"{path!r} has no function {' or '.join(f'`{name}`' for name in names)}"
+    raise StrategyError(where, f"{problem}; write `def {names[0]}(model)` in it")
 
 
 def _module(path: str, source: str, where: str) -> ModuleType:

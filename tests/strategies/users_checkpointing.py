@@ -13,7 +13,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     checkpoint_wrapper,
     offload_wrapper,
 )
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
 from tests.strategies.toys import Block, toy
 
@@ -113,3 +113,9 @@ def sets_the_default(_model: nn.Module) -> None:
 def compiles(model: nn.Module) -> None:
     blocks: Any = model.layers
     blocks[0] = torch.compile(blocks[0], backend="eager")
+
+
+def saves_products(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    """Keep products, as a policy of torch."""
+    is_product = operator is torch.ops.aten.addmm.default
+    return CheckpointPolicy.MUST_SAVE if is_product else CheckpointPolicy.PREFER_RECOMPUTE

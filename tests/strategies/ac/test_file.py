@@ -64,13 +64,21 @@ def test_a_file_for_another_model_is_refused(full_file: str) -> None:
 def test_a_name_is_needed() -> None:
     with pytest.raises(StrategyError) as error:
         File()
-    assert str(error.value) == "ac.path: is empty; give a file with `apply(model)`, as show=file prints one"
+    assert str(error.value) == (
+        "ac.path: is empty; give a file with `apply(model)`, as show=file prints one, or with a plan"
+    )
 
 
 REFUSED: dict[str, tuple[bytes | None, str]] = {
     "nothing there": (None, "cannot be read: No such file or directory"),
-    "no function": (b"def use(model): ...\n", "has no function `apply`; write `def apply(model)` in it"),
-    "no function, but a value": (b"apply = 3\n", "has no function `apply`; write `def apply(model)` in it"),
+    "no function": (
+        b"def use(model): ...\n",
+        "has no function `apply` or `policy_fn`; write `def apply(model)` in it",
+    ),
+    "no function, but a value": (
+        b"apply = 3\n",
+        "has no function `apply` or `policy_fn`; write `def apply(model)` in it",
+    ),
     "no Python": (b"def apply(", "cannot be imported: SyntaxError: '(' was never closed ({name}, line 1)"),
     "an error": (b"raise KeyError(3)", "cannot be imported: KeyError: 3"),
     "an exit": (b"raise SystemExit(3)", "cannot be imported: SystemExit: 3"),

@@ -13,6 +13,7 @@ import torch
 from strategies import StrategyError
 from strategies.ac.full import Full
 from strategies.ac.python import Python
+from strategies.ac.selective_op import SelectiveOp
 from tests.strategies.meters import measure
 from tests.strategies.toys import Block, differences, toy, train_step
 
@@ -27,6 +28,23 @@ def test_a_function_costs_what_its_variant_costs(function: str) -> None:
         assert differences(train_step(toy()), train_step(model)) == []  # type: ignore[arg-type]
         measured.append(measure(model, torch.arange(8).view(2, 4)))
     assert measured[0] == measured[1]
+
+
+def test_a_policy_of_torch_stands_around_the_blocks() -> None:
+    measured = [
+        measure(strategy.apply(toy()), torch.arange(8).view(2, 4))
+        for strategy in (
+            SelectiveOp(layers_fqn="layers", save_ops=("aten.addmm.default",)),
+            Python(factory=f"{USERS}:saves_products"),
+        )
+    ]
+    assert measured[0] == measured[1]
+    with pytest.raises(StrategyError) as error:
+        Python(factory=f"{USERS}:saves_products").apply(torch.nn.Linear(1, 1))
+    assert str(error.value) == (
+        f"ac.factory: '{USERS}:saves_products' is a policy of torch for the blocks of a model, and no module "
+        "of it repeats; give a function of the model"
+    )
 
 
 def test_wrappers_in_wrappers_leave_names_and_gradients() -> None:

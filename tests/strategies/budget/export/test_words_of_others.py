@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +14,19 @@ import yaml
 
 from strategies import StrategyError
 from strategies.ac.budget import Budget
+from strategies.ac.file import File
 from strategies.budget.eager.first_call import shadow_step
 from strategies.budget.export.operator_modules import BlockForward, block_forwards
 from strategies.budget.export.words_of_others import plan_file, remat_regions
 from strategies.budget.plan import BlockPlan, Plan, Value, input_value
+from tests.strategies.installed import ABSENT
+from tests.strategies.meters import measure
 from tests.strategies.toys import BATCH, SEQUENCE, differences, toy, train_step
 from tests.strategies.written.written_toys import loaded
 
+REMAT = pytest.mark.skipif(
+    "torch_remat" in ABSENT, reason="torch-remat is not installed: pip install 'acbench[remat]'"
+)
 TOKENS = torch.zeros(BATCH, SEQUENCE, dtype=torch.int64)
 
 
@@ -68,6 +75,18 @@ def test_regions_are_submodules_whose_results_are_held() -> None:
     text = remat_regions(*planned(0.82))
     assert yaml.safe_load(text) == {"layers.0": ["up"], "layers.1": ["out", "up"], "layers.2": ["up"]}
     assert "\n# lost: aten.clone.default.0 (9), " in text
+
+
+@REMAT
+@pytest.mark.parametrize(("export", "name"), [(plan_file, "plan.py"), (remat_regions, "plan.yaml")])
+def test_what_is_written_is_read(
+    export: Callable[[Plan, dict[str, BlockForward]], str], name: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_text(export(*planned(0.82)), encoding="utf-8")
+    model = File(path=str(path), layers_fqn="layers").apply(toy())
+    assert differences(train_step(toy()), train_step(model)) == []
+    assert measure(model, TOKENS).saved_bytes < measure(toy(), TOKENS).saved_bytes
 
 
 def by_hand(*kept: int) -> BlockPlan:

@@ -1,0 +1,190 @@
+"""Policies that others have written, read from their files: what of each block stays for backward.
+
+`.py`: a policy function of torch, `policy_fn`. `.yaml`: regions of torch-remat, by block. Any other file:
+lines that select operators, `MODULE::OPERATOR`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from inspect import Parameter, signature
+from pathlib import PurePath
+from typing import Any, Protocol
+
+import yaml
+from torch import nn
+
+from strategies.base import StrategyError
+from strategies.regions import operator_names, region, selectors
+from strategies.regions.operator_names import SaveList
+from strategies.regions.recomputation import Recomputation
+
+NAME = "policy_fn"
+"""Name of the function in a file, as torch's own examples have it."""
+
+_CODE = ".py"
+_REGIONS = frozenset({".yaml", ".yml"})
+_POSITIONAL = frozenset({Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD})
+_ANY = [Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD]
+_POLICY_TAKES = 2
+"""Positional arguments of a policy: a context and an operator; operands follow."""
+
+
+class PolicyFile(Protocol):
+    """A file that says what of blocks stays."""
+
+    def check(self, found: Mapping[str, nn.Module]) -> None:
+        """Look at the blocks of a whole model, by FQN.
+
+        Raises:
+            StrategyError: it names what is not there, with the nearest names.
+        """
+
+    def enclose(self, found: Mapping[str, nn.Module]) -> None:
+        """Put regions around blocks, which may be those of a part of the model."""
+
+
+def is_code(path: str) -> bool:
+    """Say whether a file is Python, by its name."""
+    return PurePath(path).suffix == _CODE
+
+
+def is_of_regions(path: str) -> bool:
+    """Say whether a file has regions of torch-remat, by its name."""
+    return PurePath(path).suffix in _REGIONS
+
+
+def is_policy(function: Any) -> bool:
+    """Say whether a function can be called as torch calls a policy: `(ctx, op, *args, **kwargs)`."""
+    try:
+        taken = signature(function).parameters.values() if callable(function) else ()
+    except ValueError:  # some builtins do not tell
+        return False
+    kinds = [each.kind for each in taken if each.default is Parameter.empty]
+    positional = [kind for kind in kinds if kind in _POSITIONAL]
+    return len(positional) == _POLICY_TAKES and kinds[len(positional) :] == _ANY
+
+
+def of_text(path: str, text: str, where: str) -> PolicyFile:
+    """Return the policy in a file that is no code.
+
+    Args:
+        path: name of the file.
+        text: content of the file.
+        where: configuration path that messages name.
+
+    Raises:
+        StrategyError: naming the line or block that cannot be understood.
+    """
+    if is_of_regions(path):
+        return _remat_regions(path, text, where)
+    lines = (part.strip() for line in text.splitlines() for part in line.partition("#")[0].split("|"))
+    found = tuple(dict.fromkeys(_spaceless(each) for each in lines if each))
+    if not found:
+        problem = f"{path!r} selects nothing; write lines such as layers.*.mlp::aten.mm.default"
+        raise StrategyError(where, problem)
+    try:
+        save_list = operator_names.resolve(found, 0)
+    except StrategyError as error:
+        raise StrategyError(where, f"{path!r}: {error.problem}") from error
+    return _Selectors(save_list=save_list, where=where)
+
+
+def of_function(path: str, function: Any, where: str) -> PolicyFile:
+    """Return the policy of a function.
+
+    Raises:
+        StrategyError: it cannot be called as torch calls a policy.
+    """
+    if not is_policy(function):
+        problem = f"{NAME} of {path!r} is no policy of torch, which takes (ctx, op, *args, **kwargs)"
+        raise StrategyError(where, problem)
+    return _OfTorch(function=function)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _OfTorch:
+    """A policy function, asked about each operator of each block by torch's own checkpoint."""
+
+    function: Callable[..., Any]
+
+    def check(self, found: Mapping[str, nn.Module]) -> None:
+        """Refuse nothing: it names no module."""
+
+    def enclose(self, found: Mapping[str, nn.Module]) -> None:
+        for block in found.values():
+            made = Recomputation(
+                preserve_rng_state=True, early_stop=True, use_reentrant=False, policy=self.function
+            )
+            region.enclose(block, made)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Selectors:
+    """Lines that select the operators whose results stay."""
+
+    save_list: SaveList
+    where: str
+
+    def check(self, found: Mapping[str, nn.Module]) -> None:
+        selectors.refuse_unmatched(self.save_list.named, found, self.where)
+
+    def enclose(self, found: Mapping[str, nn.Module]) -> None:
+        selectors.enclose(found, self.save_list)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _RematRegions:
+    """Submodules that torch-remat keeps, by block; other blocks stay as they are."""
+
+    of: Mapping[str, Sequence[str]]
+    where: str
+
+    def check(self, found: Mapping[str, nn.Module]) -> None:
+        for fqn, names in self.of.items():
+            if fqn not in found:
+                problem = f"{fqn!r} is no block of the model; {selectors.nearest(fqn, found)}"
+                raise StrategyError(self.where, problem)
+            inside = selectors.inside(found[fqn])
+            for name in names:
+                if name not in inside:
+                    problem = f"{fqn!r} has no submodule {name!r}; {selectors.nearest(name, inside)}"
+                    raise StrategyError(self.where, problem)
+            region.refuse_own_forward({f"{fqn}.{name}": inside[name] for name in names})
+
+    def enclose(self, found: Mapping[str, nn.Module]) -> None:
+        remat = import_module("strategies.regions.remat")  # an optional package
+        for fqn, names in self.of.items():
+            if fqn in found:  # else another stage has it
+                outer = remat.Remat(preserve_rng_state=True)
+                region.enclose(found[fqn], outer)
+                remat.keep(found[fqn], names, outer)
+
+
+def _remat_regions(path: str, text: str, where: str) -> _RematRegions:
+    if find_spec("torch_remat") is None:
+        problem = f"{path!r} has regions of torch-remat, which is not installed: pip install 'acbench[remat]'"
+        raise StrategyError(where, problem)
+    try:
+        read = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        context, mark = getattr(error, "context", None), getattr(error, "context_mark", None)
+        at = f"{context}, line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        said = f"{at}{getattr(error, 'problem', error)}"
+        raise StrategyError(where, f"{path!r} is no YAML: {said}") from error
+    is_of_lists = isinstance(read, dict) and all(
+        isinstance(fqn, str) and isinstance(names, list) and all(isinstance(name, str) for name in names)
+        for fqn, names in read.items()
+    )
+    if not is_of_lists or not read:
+        problem = f"{path!r} must name submodules of blocks, as show=torch_remat prints them"
+        raise StrategyError(where, f"{problem}: layers.0: [attention, mlp.up]")
+    return _RematRegions(of=read, where=where)
+
+
+def _spaceless(selector: str) -> str:
+    """Return a selector without the spaces that may stand around `::`."""
+    return selectors.SEPARATOR.join(part.strip() for part in selector.split(selectors.SEPARATOR))
