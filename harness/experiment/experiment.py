@@ -389,9 +389,10 @@ class Experiment(Recipe):
             self._require_context()
             self.model.check_context(sequence_length=length, cp=mesh.cp, cp_method=mesh.cp_method, tp=mesh.tp)
             length //= mesh.cp
-        self.model.check_split(
-            sequence_length=length, tp=mesh.tp, sp=mesh.sp, loss_parallel=mesh.loss_parallel
-        )
+        if mesh.tp > 1:
+            self.model.check_split(
+                sequence_length=length, tp=mesh.tp, sp=mesh.sp, loss_parallel=mesh.loss_parallel
+            )
         if self.is_sharded:
             problem = f"is part of the mesh's own plan, and shard={name_of(self.shard)} makes another"
             raise ConfigError(option, f"{problem}; use shard=none")

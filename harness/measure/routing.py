@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from harness.models.parts.expert_dispatch import RouterWatch
 from harness.records.measured import Routing
 
 
@@ -26,24 +26,30 @@ class RoutingLog:
 
     seen: dict[str, Routing] = field(default_factory=dict)
 
-    def watch(self, router: str) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return what watches one router of a model: a function, whose state no recomputation puts back.
+    def watch(self, router: str) -> RouterWatch:
+        """Return what follows one router of a model.
 
-        It takes scores of shape (T, E) and the k best experts, of shape (T, k), and returns the experts that
-        tokens visit. In a recomputation these are those of forward: ranks whose tokens go elsewhere would
-        exchange other sizes than forward saved, and the step would end with no word of the router.
+        A recomputation visits the experts of forward: ranks whose tokens go elsewhere would exchange other
+        sizes than forward saved, and the step would end with no word of the router.
         """
+        # on the host and outside of torch: the step is measured, and shall hold no tensor more
+        scores: NDArray[Any] | None = None
         of_forward: NDArray[Any] | None = None
 
-        def watch(scores: Tensor, experts: Tensor) -> Tensor:
-            nonlocal of_forward
+        def note(of_experts: Tensor) -> None:
+            nonlocal scores
+            if not isinstance(of_experts, FakeTensor) and not _is_recomputed():
+                scores = _values(of_experts)
+
+        def visited(experts: Tensor) -> Tensor:
+            nonlocal scores, of_forward
             if isinstance(experts, FakeTensor):
                 return experts
             chosen = _values(experts)
             if not _is_recomputed():
-                # on the host and outside of torch: the step is measured, and shall hold no tensor more
-                of_forward = chosen
-                self._note(router, tokens=len(chosen), margin=_margin(scores, chosen.shape[1]), changed=0)
+                margin = None if scores is None else _margin(scores, chosen)
+                of_forward, scores = chosen, None
+                self._note(router, tokens=len(chosen), margin=margin, changed=0)
                 return experts
             assert of_forward is not None, "a recomputation follows its forward"
             changed = int((np.sort(chosen) != np.sort(of_forward)).any(1).sum())
@@ -52,7 +58,7 @@ class RoutingLog:
             self._note(router, tokens=len(chosen), margin=None, changed=changed)
             return torch.from_numpy(of_forward).to(experts.device)
 
-        return watch
+        return RouterWatch(note=note, visited=visited)
 
     def routings(self) -> tuple[Routing, ...]:
         """Return what was noted."""
@@ -75,14 +81,17 @@ def _is_recomputed() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)  # type: ignore[attr-defined]  # noqa: SLF001 (no public name)
 
 
-def _margin(scores: Tensor, top_k: int) -> float | None:
-    """Return the least distance of a token's worst chosen score to its best other; `None` without others."""
-    n_experts = scores.size(1)
-    if top_k == n_experts:
+def _margin(scores: NDArray[Any], chosen: NDArray[Any]) -> float | None:
+    """Return the least distance of a token's worst chosen score to its best other.
+
+    It is `None` without others, and where some other score is better: these scores do not decide alone.
+    """
+    if scores.shape[1] == chosen.shape[1]:
         return None
-    first = n_experts - top_k  # in rising order, the first of those that are chosen
-    ranked = np.partition(_values(scores), (first - 1, first))
-    return float((ranked[:, first] - ranked[:, first - 1]).min())
+    worst = np.take_along_axis(scores, chosen, 1).min(1)
+    np.put_along_axis(scores, chosen, -np.inf, 1)
+    margin = float((worst - scores.max(1)).min())
+    return margin if margin >= 0 else None
 
 
 def _values(tensor: Tensor) -> NDArray[Any]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from harness.models.parts.context_attention import Ring
+    from harness.models.parts.expert_dispatch import Mixture
 
 LossFunction: TypeAlias = "Callable[[Any, Batch], Tensor]"
 """A function from the outputs of a model and the batch to a scalar."""
@@ -304,6 +305,20 @@ class ModelSpec:
         """
         problem = f"model {self.name!r} has no experts that ranks could share, got {ep}"
         raise ConfigError("mesh.ep", f"{problem}; use 1, or model=moe_nano, for example")
+
+    def mixtures(self, model: nn.Module) -> Mapping[str, Mixture]:
+        """Return the experts of a model of this family that ranks can share, by the FQNs of their routers."""
+        raise NotImplementedError
+
+    def check_dispatch(self, model: nn.Module) -> None:
+        """Refuse experts that would compute otherwise where they are dispatched to; ours do not.
+
+        Args:
+            model: a model of this family, without memory.
+
+        Raises:
+            ConfigError: naming their class.
+        """
 
     def sequence_part(self, batch: Batch, part: int, parts: int) -> Batch:
         """Return a batch with one part of each sequence, of as many, and with what says where it lies."""

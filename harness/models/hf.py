@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from harness.models.parts.context_attention import Ring
+    from harness.models.parts.expert_dispatch import Mixture
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,6 +170,20 @@ class HFSpec(LanguageModelSpec):
         """Register the attention with `transformers`, and let the model use it."""
         _transformers().attend_over(model, method, ring)
 
+    def check_experts(self, ep: int) -> None:
+        """Refuse a class without experts, ranks that do not divide them, and another way to run them."""
+        overrides = self.overrides or {}
+        _transformers().check_experts(self._config(), ep, overrides.get("experts_implementation"))
+
+    def mixtures(self, model: nn.Module) -> dict[str, Mixture]:
+        """Return the experts modules that run by the library's interface of implementations."""
+        found: dict[str, Mixture] = _experts().mixtures(model)
+        return found
+
+    def check_dispatch(self, model: nn.Module) -> None:
+        """Refuse experts that have another interface, or compute otherwise than it says."""
+        _experts().check_dispatch(model)
+
     def longest_sequence(self) -> int | None:
         """Return the configuration's number of positions."""
         longest: int | None = _transformers().positions(self._config())
@@ -200,6 +215,11 @@ class HFSpec(LanguageModelSpec):
     def _sizes(self) -> dict[str, int]:
         sizes = {"n_layers": self.n_layers, "width": self.width, "n_heads": self.n_heads}
         return {name: size for name, size in sizes.items() if size is not None}
+
+
+def _experts() -> ModuleType:
+    """Return the module that runs experts of `transformers`."""
+    return importlib.import_module("harness.models.parts.huggingface_experts")
 
 
 def _transformers() -> ModuleType:

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.errors import ConfigError
-from harness.models.parts import decoder
+from harness.models.parts import decoder, feed_forward
 from harness.models.shapes.transformer import RotaryDecoderSpec
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from harness.models.parts.expert_dispatch import Mixture
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +47,13 @@ class MoESpec(RotaryDecoderSpec):
         """Refuse ranks that do not divide the experts."""
         if self.n_experts % ep:
             raise ConfigError("mesh.ep", f"must divide model.n_experts, {self.n_experts}, got {ep}")
+
+    def mixtures(self, model: nn.Module) -> dict[str, Mixture]:
+        """Return the feed-forwards of all blocks."""
+        found = {f"{name}.router": module for name, module in model.named_modules()}
+        return {
+            router: each for router, each in found.items() if isinstance(each, feed_forward.RoutedExperts)
+        }
 
     def build(self) -> nn.Module:
         """Return a `MoE`."""

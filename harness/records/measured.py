@@ -374,7 +374,8 @@ class Routing:
         router: its FQN.
         tokens: tokens of a forward on one rank.
         margin: the least distance of a token's worst chosen score to its best other one; rounding of that
-            size changes the experts of a token. `None` where a token visits all experts.
+            size changes the experts of a token. `None` where a token visits all experts, or scores alone do
+            not decide, as with groups of experts or a bias.
         changed_tokens: the most tokens that one recomputation has sent to other experts than forward.
     """
 

@@ -174,7 +174,7 @@ def assemble(
     Raises:
         StrategyError: a strategy does not fit the model.
     """
-    split_mesh = experiment.mesh
+    split = experiment
     if is_dense:
         experiment = experiment.dense()
     mesh = experiment.mesh
@@ -190,7 +190,7 @@ def assemble(
     if not is_dense:
         model = split_tensors(model, experiment, devices, build.sharding)
         model = split_context(model, experiment, devices)
-    model = split_experts(model, split_mesh, devices, build.routing, is_dense=is_dense)
+    model = split_experts(model, split, devices, build.routing, is_dense=is_dense)
 
     # cut, and from here on everything is done to each stage, with fewer blocks under their old names
     stages = [Stage(index=0, model=model, units=plain.units)]

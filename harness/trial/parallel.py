@@ -40,8 +40,7 @@ from harness.experiment.mesh import Coordinate, Mesh
 from harness.measure.routing import RoutingLog
 from harness.models.base import Batch, LossFunction
 from harness.models.parts.context_attention import Ring
-from harness.models.parts.expert_dispatch import ExpertDispatch
-from harness.models.parts.feed_forward import RoutedExperts
+from harness.models.parts.expert_dispatch import ExpertDispatch, shared_experts
 from strategies.estimate.patched import replaced
 from strategies.shard.model.realisation import sum_gradients
 from strategies.shard.model.shard_plan import ShardPlan
@@ -144,31 +143,34 @@ def _with_experts_apart(sizes: Mapping[str, int], mesh: Mesh) -> dict[str, int]:
 
 
 def split_experts(
-    model: nn.Module, mesh: Mesh, devices: DeviceMesh | None, log: RoutingLog, *, is_dense: bool = False
+    model: nn.Module,
+    experiment: Experiment,
+    devices: DeviceMesh | None,
+    log: RoutingLog,
+    *,
+    is_dense: bool = False,
 ) -> nn.Module:
     """Return the model with the experts that this rank has, and tokens that go to those of others, in place.
 
     Args:
         model: plain, or on the way to be.
-        mesh: mesh of the trial.
+        experiment: description of the trial.
         devices: the device mesh; `None` for one rank.
         log: watches the routers.
         is_dense: all experts stay; what is beyond their capacity is dropped as on the mesh.
     """
+    mesh = experiment.mesh
     if devices is None or mesh.ep == 1:
         return model
     experts = _joined(devices, ("expert",), mesh)
-    dispatch = ExpertDispatch(group=experts.get_group(), size=mesh.ep)
-    for name, module in model.named_modules():
-        if not isinstance(module, RoutedExperts):
-            continue
-        module.capacity = mesh.ep_capacity
+    dispatch = ExpertDispatch(group=experts.get_group(), size=mesh.ep, capacity=mesh.ep_capacity)
+    for router, mixture in experiment.model.mixtures(model).items():
         if is_dense:
+            mixture.limit(mesh.ep_capacity)
             continue
-        share = len(module.experts) // mesh.ep
-        own = range(experts.get_local_rank() * share, (experts.get_local_rank() + 1) * share)
-        module.experts = nn.ModuleDict({str(number): module.experts[number] for number in own})  # type: ignore[index]
-        module.dispatch, module.watch = dispatch, log.watch(f"{name}.router")
+        count = mixture.n_experts // mesh.ep
+        first = experts.get_local_rank() * count
+        mixture.share(range(first, first + count), dispatch, log.watch(router))
     return model
 
 
@@ -279,11 +281,9 @@ def shard_fsdp2(
         "mp_policy": _mixed_precision(dtype),
         "offload_policy": CPUOffloadPolicy(pin_memory=pin) if mesh.cpu_offload else OffloadPolicy(),
     }
-    for layer in model.modules() if mesh.ep > 1 else ():
-        if isinstance(layer, RoutedExperts):
-            fully_shard(
-                list(layer.experts.children()), **{**options, "mesh": _shards_of_experts(devices, mesh)}
-            )
+    of_experts = {**options, "mesh": _shards_of_experts(devices, mesh)} if mesh.ep > 1 else {}
+    for experts in shared_experts(model) if mesh.ep > 1 else ():
+        fully_shard(experts, **of_experts)
     for unit in (*units.values(), model):
         for part in _of_other_dtypes(unit, _unit_dtype(unit)):
             fully_shard(part, **options)

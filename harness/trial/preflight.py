@@ -144,6 +144,8 @@ class Preflight:
         if mesh.pp > 1:
             acs = tuple(experiment.at_stage(index).ac for index in range(mesh.stages))
             self._once(deadline_s, "check_stages", model, acs, mesh, batch)
+        if mesh.ep > 1:
+            self._once(deadline_s, "check_dispatch", model)
         if mesh.tp > 1:
             self._once(deadline_s, "check_tensor_parallel_plan", model, mesh.tp, batch)
         if experiment.is_sharded:

@@ -159,7 +159,8 @@ class Prover:
         mesh = link.variant.mesh
         if link.is_dense and mesh.pp * mesh.ep > 1:  # of the whole a rank has its stages, or its experts
             own = list(islice(actual, count))
-            expected = (whole.within(part) for whole, part in zip(expected, own, strict=True))
+            share = self.dp_rank % mesh.ep  # ranks that share experts are next to each other
+            expected = (whole.within(part, share, mesh.ep) for whole, part in zip(expected, own, strict=True))
             actual = iter(own)
         return compare_steps(expected, actual, count=count, rank=self.rank, tolerance=accepted_by(link))
 

@@ -35,6 +35,7 @@ from strategies import (
     Strategy,
     ac_variants,
     chunk_variants,
+    generators,
 )
 from strategies.regions.blocks import children_of
 from strategies.tracing.balanced_routing import BalancedFakes
@@ -119,6 +120,20 @@ def check_stages(model: ModelSpec, acs: Sequence[Strategy], mesh: Mesh, batch: t
             for index in mesh.stages_of(rank):
                 of_rank = plan_of_rank(acs[index], mesh, rank)
                 of_rank.apply(cut.stage(plain, index).model, (between,) if index else sample.inputs)
+
+
+def check_dispatch(model: ModelSpec) -> None:
+    """Refuse experts that ranks cannot share, or that would compute otherwise then.
+
+    Args:
+        model: model of the trial.
+
+    Raises:
+        ConfigError: naming their class.
+    """
+    with generators.restored(), _META:
+        built = model.build()
+    model.check_dispatch(built)
 
 
 def check_tensor_parallel_plan(model: ModelSpec, tp: int, batch: tuple[int, int]) -> None:

@@ -9,6 +9,7 @@ EXAMINED_BY = {
     "harness/models/parts/context_attention.py": "tests/parity/test_context.py",
     "harness/models/parts/exchange.py": "tests/parity/test_context.py",
     "harness/models/parts/expert_dispatch.py": "tests/parity/test_experts.py",
+    "harness/models/parts/huggingface_experts.py": "tests/parity/test_experts.py",
     "harness/measure/routing.py": "tests/parity/test_experts.py",
     "acbench/html.py": "tests/acbench/test_comparing.py",
     "harness/check/explanation.py": "tests/harness/check/test_remedies.py",

@@ -65,6 +65,7 @@ MODELS: dict[str, ModelSpec] = {
     "mlp": MLPSpec(name="mlp", dropout=0.0, **_SIZES),
 }
 _GROUPED = {"intermediate_size": 64, "num_key_value_heads": 2}
+_VISITED = {"num_experts_per_tok": 2}
 # its class, from the library, is imported where it runs
 OF_TRANSFORMERS: dict[str, ModelSpec] = {
     name: HFSpec(
@@ -75,6 +76,18 @@ OF_TRANSFORMERS: dict[str, ModelSpec] = {
         ("hf_llama", "LlamaConfig", "model.layers", None, _GROUPED),
         ("hf_qwen3", "Qwen3Config", "model.layers", None, {**_GROUPED, "head_dim": 8}),
         ("hf_gpt2", "GPT2Config", "transformer.h", 0.1, {"n_inner": 64}),
+        ("hf_olmoe", "OlmoeConfig", "model.layers", None,
+         {"num_experts": 4, **_VISITED, "intermediate_size": 64}),
+        ("hf_mixtral", "MixtralConfig", "model.layers", None,
+         {"num_local_experts": 4, **_VISITED, **_GROUPED}),
+        ("hf_qwen3_moe", "Qwen3MoeConfig", "model.layers", None,
+         {"num_experts": 4, **_VISITED, "moe_intermediate_size": 16}),
+        ("hf_gpt_oss", "GptOssConfig", "model.layers", None,
+         {"num_local_experts": 4, **_VISITED, "intermediate_size": 32, "head_dim": 8}),
+        ("hf_deepseek_v3", "DeepseekV3Config", "model.layers", None,
+         {"n_routed_experts": 4, **_VISITED, "n_group": 2, "topk_group": 2, "moe_intermediate_size": 16,
+          "first_k_dense_replace": 1, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
+          "qk_nope_head_dim": 8, "v_head_dim": 8}),
     ]
 }  # fmt: skip
 # they draw their own samples, and most have no tensor parallel plan

@@ -15,10 +15,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
+from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
 from harness.measure.routing import RoutingLog
 from harness.models.moe import MoESpec
 from harness.models.parts.exchange import Exchanged
+from harness.models.parts.expert_dispatch import slots
 from harness.models.parts.feed_forward import RoutedExperts
 from harness.predict.prediction import step_of
 from harness.records.measured import Routing, StepBytes
@@ -80,7 +82,7 @@ def _errors(rank: int, mesh: str, variant: str, options: dict[str, Any]) -> floa
     plain = case.model.build().double()
     torch.manual_seed(0)
     model = case.model.build().double()
-    model = split_experts(model, case.mesh, cases.devices_of(case.mesh), RoutingLog())
+    model = split_experts(model, case, cases.devices_of(case.mesh), RoutingLog())
     for module in plain.modules():
         if isinstance(module, RoutedExperts):
             module.capacity = case.mesh.ep_capacity
@@ -133,12 +135,12 @@ def test_a_capacity_keeps_the_first_choices_of_each_expert() -> None:
     torch.manual_seed(0)
     layer = RoutedExperts(width=4, hidden_width=8, n_experts=3, top_k=2)
     layer.capacity = 0.75
-    slots_Tk, most = layer.slots(torch.tensor([[0, 1], [0, 2], [1, 0], [0, 1]]))
+    slots_Tk, most = slots(torch.tensor([[0, 1], [0, 2], [1, 0], [0, 1]]), 3, 0.75)
     assert slots_Tk.tolist() == [[0, 0], [1, 0], [1, 2], [3, 2]]
     assert most == 2  # 0.75 of 8 choices over 3 experts
     x_BSD = torch.randn(1, 4, 4)
     weights_Tk, experts_Tk = layer.route(x_BSD[0])
-    slots_Tk, _ = layer.slots(experts_Tk)
+    slots_Tk, _ = slots(experts_Tk, 3, 0.75)
     assert (slots_Tk >= most).any()
     for token, row in enumerate(x_BSD[0]):
         terms = [
@@ -150,7 +152,60 @@ def test_a_capacity_keeps_the_first_choices_of_each_expert() -> None:
         torch.testing.assert_close(layer(x_BSD)[0, token], expected)
 
 
+_MIXTURES = ["hf_mixtral", "hf_olmoe", "hf_qwen3_moe", "hf_gpt_oss", "hf_deepseek_v3"]
+
+
+@pytest.mark.parametrize("model", _MIXTURES)
+def test_mixtures_of_transformers_compute_as_their_own_forward(model: str) -> None:
+    spec = cases.OF_TRANSFORMERS[model]
+    spec.check_experts(2)
+    with torch.device("meta"):
+        built = spec.build()
+    spec.check_dispatch(built)
+    for mixture in spec.mixtures(built).values():
+        mixture.module.is_transposed = model != "hf_gpt_oss"  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"mesh\.ep: \w+Experts does not run two small experts"):
+        spec.check_dispatch(built)
+
+
+def test_experts_that_compute_otherwise_are_refused() -> None:
+    spec = cases.OF_TRANSFORMERS["hf_olmoe"]
+    with torch.device("meta"):
+        built = spec.build()
+    for mixture in spec.mixtures(built).values():
+        mixture.module._apply_gate = lambda up: up.chunk(2, -1)[0]  # type: ignore[attr-defined]
+    with pytest.raises(
+        ConfigError, match=r"mesh\.ep: OlmoeExperts computes otherwise than transformers' inter"
+    ):
+        spec.check_dispatch(built)
+
+
 # trials
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh", "variant", "options"),
+    [
+        pytest.param("hf_olmoe", "ep2", "full", {}, id="olmoe"),
+        *(
+            pytest.param(model, mesh, variant, options, id=f"{model}, {mesh}, {variant}", marks=_MATRIX)
+            for model in _MIXTURES
+            for mesh in ("ep2", "ep2_capacity")
+            for variant, options in _CELLS[:6]
+        ),
+        *(
+            pytest.param(model, "cp2_ep2", "full", {}, id=f"{model}, cp2_ep2", marks=_MATRIX)
+            for model in _MIXTURES[:3]
+        ),
+    ],
+)
+def test_mixtures_of_transformers_are_neutral(
+    pool2: RankPool, model: str, mesh: str, variant: str, options: dict[str, Any]
+) -> None:
+    case = cases.experiment(
+        model=model, mesh=cases.MESHES[mesh], variant=variant, options=options, parity_steps=2
+    )
+    _require_neutral(pool2.run(cases.parity, case))
 
 
 @pytest.mark.parametrize(

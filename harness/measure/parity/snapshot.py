@@ -64,9 +64,17 @@ class Captured:
         """Return the same with the copy on the host."""
         return dataclasses.replace(self, value=self.value.cpu())
 
-    def of_part(self, part: int, parts: int) -> Captured:
-        """Return the same with one of equal parts of dimension 1."""
-        return dataclasses.replace(self, value=self.value.chunk(parts, 1)[part])
+    def of_part(self, part: int, parts: int, dim: int = 1) -> Captured:
+        """Return the same with one of equal parts of a dimension."""
+        return dataclasses.replace(self, value=self.value.chunk(parts, dim)[part])
+
+    def like(self, own: Any, part: int, parts: int) -> Captured:
+        """Return the same, with its part of dimension 0 where `own` is as large as that."""
+        if not isinstance(own, Captured) or parts == 1:
+            return self
+        whole, shape = self.value.shape, own.value.shape
+        is_part = whole and shape and whole[0] == parts * shape[0] and whole[1:] == shape[1:]
+        return self.of_part(part, parts, dim=0) if is_part else self
 
     def __str__(self) -> str:
         dtype = str(self.value.dtype).removeprefix("torch.")
@@ -124,12 +132,22 @@ class Snapshot:
     blocks: Mapping[str, frozenset[str]] = field(default_factory=dict)
     checkpointed: frozenset[str] = frozenset()
 
-    def within(self, own: Snapshot) -> Snapshot:
-        """Return what of this step a rank has, a stage or some of the experts, whose own step is `own`."""
+    def within(self, own: Snapshot, share: int = 0, shares: int = 1) -> Snapshot:
+        """Return what of this step a rank has, a stage or some of the experts.
+
+        Args:
+            own: the rank's own step.
+            share, shares: which of equal shares of the experts the rank has, where one tensor holds all.
+        """
         parts: dict[str, Any] = {
-            part: {name: leaf for name, leaf in leaves.items() if name in (getattr(own, part) or {})}
+            part: {
+                name: leaf.like(owned[name], share, shares) if isinstance(leaf, Captured) else leaf
+                for name, leaf in leaves.items()
+                if name in owned
+            }
             for part in PARTS
             if (leaves := getattr(self, part)) is not None
+            for owned in [getattr(own, part) or {}]
         }
         return dataclasses.replace(self, **{**parts, "outputs": own.outputs and parts["outputs"]})
 

@@ -8,13 +8,13 @@ Source: Shazeer 2020, arXiv:2002.05202 (SwiGLU); Shazeer et al. 2017, arXiv:1701
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from harness.models.parts.expert_dispatch import ExpertDispatch, RouterWatch, slots
 
 
 class FeedForward(nn.Module):
@@ -63,13 +63,13 @@ class RoutedExperts(nn.Module):
 
     Attributes:
         capacity: choices of each expert that count, as a multiple of an equal share; `None` for all.
-        watch: returns the experts that tokens visit, from all scores and the k best; it may note them.
+        watch: follows the router; `None` where nobody does.
         dispatch: runs the experts where ranks share them; `None` where all are here.
     """
 
     capacity: float | None = None
-    watch: Callable[[Tensor, Tensor], Tensor] | None = None
-    dispatch: Callable[[RoutedExperts, Tensor, Tensor, Tensor], Tensor] | None = None
+    watch: RouterWatch | None = None
+    dispatch: ExpertDispatch | None = None
 
     def __init__(self, *, width: int, hidden_width: int, n_experts: int, top_k: int) -> None:
         super().__init__()
@@ -79,12 +79,27 @@ class RoutedExperts(nn.Module):
             SwiGLU(width=width, hidden_width=hidden_width) for _ in range(n_experts)
         )
 
+    def share(self, own: range, dispatch: ExpertDispatch, watch: RouterWatch) -> None:
+        """Keep the experts of this rank, by their numbers, and send tokens to those of others."""
+        self.experts = nn.ModuleDict({str(number): self.experts[number] for number in own})  # type: ignore[index]
+        self.dispatch, self.watch = dispatch, watch
+
+    def limit(self, capacity: float | None) -> None:
+        """Keep all experts; each takes as many choices as if ranks shared them."""
+        self.capacity = capacity
+
+    @property
+    def n_experts(self) -> int:
+        """Experts E, on all ranks."""
+        return self.router.out_features
+
     def route(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weights, which add up to 1, and the experts of every token, both of shape (T, k)."""
         scores_TE = self.router(x_TD)
         scores_Tk, experts_Tk = scores_TE.topk(self.top_k, dim=-1)
         if self.watch is not None:
-            experts_Tk = self.watch(scores_TE, experts_Tk)
+            self.watch.note(scores_TE)
+            experts_Tk = self.watch.visited(experts_Tk)
         return scores_Tk.softmax(dim=-1), experts_Tk
 
     def forward(self, x_BSD: Tensor) -> Tensor:
@@ -92,9 +107,11 @@ class RoutedExperts(nn.Module):
         x_TD = x_BSD.flatten(0, 1)
         weights_Tk, experts_Tk = self.route(x_TD)
         if self.dispatch is not None:
-            return self.dispatch(self, x_TD, weights_Tk, experts_Tk).view_as(x_BSD)
+            assert isinstance(self.experts, nn.ModuleDict), "a rank has some of the experts"
+            own = list(self.experts.values())
+            return self.dispatch(x_TD, weights_Tk, experts_Tk, own).view_as(x_BSD)
         if self.capacity is not None:
-            slots_Tk, most = self.slots(experts_Tk)
+            slots_Tk, most = slots(experts_Tk, self.n_experts, self.capacity)
             weights_Tk = weights_Tk * (slots_Tk < most)
         y_TD = torch.zeros_like(x_TD)
         # every expert runs, even with no tokens: all parameters get gradients, all ranks the same collectives
@@ -106,15 +123,3 @@ class RoutedExperts(nn.Module):
             # a token occurs once in token_N, so the sum has one order on every device
             y_TD = y_TD.index_add(0, token_N, weighted_ND.type_as(y_TD))
         return y_TD.view_as(x_BSD)
-
-    def slots(self, experts_Tk: Tensor) -> tuple[Tensor, int]:
-        """Return how many choices of the same expert come before each, and how many of them count."""
-        assert self.capacity is not None, "asked where there is one"
-        n_experts = self.router.out_features
-        # `one_hot` reads its largest number, which a prediction has not
-        chosen_NE = experts_Tk.flatten().unsqueeze(1) == torch.arange(n_experts, device=experts_Tk.device)
-        slots_N = ((chosen_NE.cumsum(0) - 1) * chosen_NE).sum(1)
-        most = len(experts_Tk)  # a token chooses an expert once
-        return slots_N.view_as(experts_Tk), min(
-            most, math.ceil(self.capacity * experts_Tk.numel() / n_experts)
-        )

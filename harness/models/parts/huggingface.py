@@ -350,6 +350,24 @@ def check_context(config: PretrainedConfig, head: str | None, sequence_length: i
         raise ConfigError("mesh.cp", f"{problem}; use 1, or model.overrides.sliding_window={sequence_length}")
 
 
+def check_experts(config: PretrainedConfig, ep: int, implementation: str | None) -> None:
+    """Refuse a class without experts, a number that `ep` does not divide, and an implementation of others.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    counts = {name: getattr(config, name, None) for name in _EXPERT_COUNTS}
+    name, count = next(((name, count) for name, count in counts.items() if count), ("", 0))
+    if not count:
+        problem = f"{type(config).__name__} has no experts that ranks could share, got {ep}"
+        raise ConfigError("mesh.ep", f"{problem}; use 1, or a class such as OlmoeConfig")
+    if count % ep:
+        raise ConfigError("mesh.ep", f"must divide model.overrides.{name}, {count}, got {ep}")
+    if implementation is not None:
+        problem = f"has no effect with mesh.ep={ep}, which dispatches tokens, got {implementation!r}"
+        raise ConfigError(f"model.overrides.{_EXPERTS}", f"{problem}; leave it out, or use mesh.ep=1")
+
+
 def attend_over(model: nn.Module, method: str, ring: Ring) -> None:
     """Let the attention of a model go over the parts of sequences that the ranks of a ring hold.
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from harness.models import Batch, ModelSpec
 from harness.models.moe import MoESpec
+from harness.models.parts.expert_dispatch import slots
 from harness.models.parts.feed_forward import RoutedExperts
 
 MakeSpec = Callable[..., ModelSpec]
@@ -79,9 +80,5 @@ def test_mixed_precision_routes_in_the_type_of_its_input(make_spec: MakeSpec) ->
 
 
 @pytest.mark.parametrize(("capacity", "places"), [(0.5, 4), (1.0, 8), (1e20, 16)])
-def test_an_expert_has_places_for_its_share_and_at_most_for_all_tokens(
-    make_spec: MakeSpec, capacity: float, places: int
-) -> None:
-    layer = routed(make_spec, n_experts=4, top_k=2)
-    layer.capacity = capacity
-    assert layer.slots(torch.zeros(16, 2, dtype=torch.long))[1] == places
+def test_an_expert_has_places_for_its_share_and_at_most_for_all_tokens(capacity: float, places: int) -> None:
+    assert slots(torch.zeros(16, 2, dtype=torch.long), 4, capacity)[1] == places
