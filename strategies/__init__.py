@@ -10,7 +10,7 @@ import pkgutil
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from strategies.base import (
     CallSite,
@@ -64,19 +64,41 @@ def _variant_of(module: ModuleType, kind: type[Variant]) -> type[Variant] | None
     return found[0] if found else None
 
 
-ac_variants = variants(import_module("strategies.ac"), Strategy)
-eager_variants = {
-    name: variant
-    for name, variant in ac_variants.items()
-    if variant.partitioner is Strategy.partitioner
-    and not hasattr(variant, "is_given")
-    and find_spec(getattr(variant, "package", "torch")) is not None
-}
-"""Those of AC that need no compiler, no file of the user's, nor a package that is not installed."""
-chunk_variants = variants(import_module("strategies.chunk"), Strategy)
-shard_variants: dict[str, type[Sharding]] = variants(
-    import_module("strategies.shard"), import_module("strategies.shard.base").Sharding
-)
+if TYPE_CHECKING:
+    ac_variants: dict[str, type[Strategy]]
+    eager_variants: dict[str, type[Strategy]]
+    """Those of AC that need no compiler, no file of the user's, nor a package that is not installed."""
+    chunk_variants: dict[str, type[Strategy]]
+    shard_variants: dict[str, type[Sharding]]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the variants of a kind when somebody asks for them: all of them take longer than torch."""
+    found: dict[str, Any]
+    match name:
+        case "ac_variants" | "chunk_variants":
+            found = variants(import_module(f"strategies.{name.partition('_')[0]}"), Strategy)
+        case "shard_variants":
+            found = variants(
+                import_module("strategies.shard"), import_module("strategies.shard.base").Sharding
+            )
+        case "eager_variants":
+            found = {
+                name: variant for name, variant in __getattr__("ac_variants").items() if _is_eager(variant)
+            }
+        case _:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def _is_eager(variant: type[Strategy]) -> bool:
+    return (
+        variant.partitioner is Strategy.partitioner
+        and not hasattr(variant, "is_given")
+        and find_spec(getattr(variant, "package", "torch")) is not None
+    )
+
 
 __all__ = [
     "CallSite",

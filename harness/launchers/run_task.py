@@ -26,8 +26,8 @@ from harness.records.store import Store
 from harness.trial.links import Link, chain
 from harness.trial.trial_plan import BASELINES, ENTRY, TrialPlan
 
-PRELOAD = (ENTRY.partition(":")[0],)
-"""Modules that a trial's ranks need, the agent's own aside."""
+PRELOAD = (ENTRY.partition(":")[0], "scipy.optimize", "scipy.sparse")
+"""Modules that a trial's ranks need, the agent's own aside; SciPy solves for its bound."""
 
 Supervise = Callable[[RankJob], Outcome]
 Job = Mapping[str, Any]
