@@ -6,8 +6,8 @@ STAMP := $(VENV)/.installed
 # empty: processes keep bytecode, as they do by default; compiling the tree anew costs each of them a second
 export PYTHONDONTWRITEBYTECODE :=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-# four on two cores, because tests of Slurm and of deadlines wait for most of their time
-PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
+# three on two cores, because tests of Slurm and of deadlines wait for most of their time
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 # a command, or command:part
 BENCHES := nested prediction:prediction_speed prediction:step_times budget chunking chunking:chunk_points \
 	overhead overhead:answers overhead:steps tree

@@ -7,7 +7,7 @@ import pytest
 from bench.gallery.entries import judged
 from harness.measure.probes.likely_causes import CAUSES
 from tests.gallery.entries import CONTROLS, DEFECTS
-from tests.gallery.rows import rows_of
+from tests.gallery.rows import OF_ONE_CAUSE, rows_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what torch warns of is part of some defects
 
@@ -15,7 +15,7 @@ UNNAMED = frozenset({"n31_save_list_that_never_matches"})
 """Defects of which the message has no module, parameter or value: what never took place."""
 
 
-@pytest.mark.parametrize("name", rows_of(DEFECTS, CONTROLS))
+@pytest.mark.parametrize("name", rows_of(DEFECTS, CONTROLS, also=OF_ONE_CAUSE))
 def test_every_verdict_is_right(name: str) -> None:
     (found,) = judged([name])
     if found.verdict == "not run":

@@ -57,21 +57,43 @@ def acbench(
     program: Program = "acbench",
 ) -> Finished:
     """Run a program in `folder` to its end, in a fork of `server`, which has imported `PRELOAD`."""
+    (finished,) = at_once(server, folder, [arguments], environment, program)
+    return finished
+
+
+def at_once(
+    server: ForkServer,
+    folder: Path,
+    commands: Sequence[tuple[str, ...]],
+    environment: dict[str, str],
+    program: Program = "acbench",
+) -> list[Finished]:
+    """Run several commands in `folder` at the same time, each in a fork of `server`, to the end of all."""
     with tempfile.TemporaryDirectory(prefix="command-") as name:
-        stdout, stderr = Path(name, "stdout"), Path(name, "stderr")
-        command = _Command(
-            folder=folder,
-            arguments=arguments,
-            environment=environment,
-            stdout=stdout,
-            stderr=stderr,
-            program=program,
-        )
-        pid = server.start(f"{__name__}:run", command)
-        died = server.next_death(PATIENCE_S)
-        assert died is not None, f"{arguments}: did not end within {PATIENCE_S:g} s"
-        assert died.pid == pid
-        return Finished(code=died.code, stdout=stdout.read_text("utf-8"), stderr=stderr.read_text("utf-8"))
+        started = {}
+        for number, arguments in enumerate(commands):
+            command = _Command(
+                folder=folder,
+                arguments=arguments,
+                environment=environment,
+                stdout=Path(name, f"stdout{number}"),
+                stderr=Path(name, f"stderr{number}"),
+                program=program,
+            )
+            started[server.start(f"{__name__}:run", command)] = command
+        codes: dict[int, int] = {}
+        while len(codes) < len(started):
+            died = server.next_death(PATIENCE_S)
+            assert died is not None, f"{commands}: did not end within {PATIENCE_S:g} s"
+            codes[died.pid] = died.code
+        return [
+            Finished(
+                code=codes[pid],
+                stdout=command.stdout.read_text("utf-8"),
+                stderr=command.stderr.read_text("utf-8"),
+            )
+            for pid, command in started.items()
+        ]
 
 
 def run(command: _Command) -> NoReturn:

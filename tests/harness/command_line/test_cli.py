@@ -495,25 +495,12 @@ def test_words_as_hydra_takes_them(words: str, expected: str) -> None:
     assert hydra_words.words_for_hydra(words.split()) == expected.split()
 
 
-@pytest.mark.slow
-def test_two_commands_on_one_sweep_run_every_trial_once(tmp_path: Path) -> None:
-    words = [ACBENCH, "-m", *SMALL, "ac=none,full"]
-    processes = [
-        subprocess.Popen(
-            words,
-            cwd=tmp_path,
-            env=_environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    said = [process.communicate(timeout=4 * PATIENCE_S) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], said
-    (one, errors), (other, other_errors) = said
-    assert one == other
-    lines = (errors + other_errors).splitlines()
+def test_two_commands_on_one_sweep_run_every_trial_once(imported: ForkServer, tmp_path: Path) -> None:
+    words = ("-m", *SMALL, "ac=none,full")
+    one, other = command.at_once(imported, tmp_path, [words, words], _environment())
+    assert (one.code, other.code) == (0, 0), (one.stderr, other.stderr)
+    assert one.stdout == other.stdout
+    lines = (one.stderr + other.stderr).splitlines()
     assert sum(line.endswith(" ...") and "waiting" not in line for line in lines) == 2  # trials that started
     plans = [line for line in lines if line.startswith("2 points: ")]
     assert "2 points: 2 to run, 0 done, 0 duplicates; shapes 1x1: 2" in plans

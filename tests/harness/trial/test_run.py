@@ -1,10 +1,11 @@
-"""Whole trials: one sweep of small points runs once, and every test reads its records."""
+"""Whole trials: each small point runs once, when the first test reads its record."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,39 +31,10 @@ TO_THE_END = "ac=nested ac.levels=[1,2,2] ac.early_stop=false"
 KEPT = "ac=nested ac.levels=[2,2] ac.offload={inputs:[0],all:[[1,0]]} ac.keep=[[1,0]]"
 OWN_CHECKPOINT = f"{USER}:checkpoints_its_head ac=full"
 FLAGGED = f"{USER}:sets_a_flag ac=full protocol.probes=true"
-LINES = [
-    "ac=none",
-    "ac=full",
-    "ac=full ac.early_stop=false",
-    "ac=selective_layer",
-    "ac=selective_layer ac.ac_freq=99",
-    "ac=selective_op",
-    "ac=selective_op ac.save_ops=modalities",
-    "ac=selective_op ac.save_ops=modalities model=llama_nano",
-    "ac=selective_op ac.save_ops=[attention,topk]",
-    "ac=offload",
-    DROPOUT,
-    WRONG_DROPOUT,
-    "ac=full mesh=shard2",
-    "ac=nested",
-    TO_THE_END,
-    "ac=nested mesh=shard2",
-    KEPT,
-    f"{USER}:needs_checkpointing ac=full",
-    f"{USER}:fits_once ac=full protocol.timed_pairs=2",
-    f"{USER}:regression ac=full",
-    f"{USER}:regression model.layers_fqn=''",
-    f"{USER}:reads_values ac=full protocol.timed_pairs=2",
-    f"{USER}:draws_weights_elsewhere ac=full",
-    f"{USER}:never_the_same ac=full",
-    f"{USER}:never_the_same ac=full mesh=shard2",
-    f"{USER}:returns_an_iterator ac=full",
-    OWN_CHECKPOINT,
-    FLAGGED,
-]
 BRING_INPUTS = (":regression", ":returns_an_iterator")
 """Factories that take no batch size."""
 
+_VARIANTS = ["ac=none", "ac=full", "ac=selective_layer", "ac=selective_op", "ac=offload"]
 _L, _B, _S, _D, _F = 4, 2, 32, 32, 64
 INPUT_BYTES = 4 * _B * _S * _D
 """Of one block."""
@@ -82,10 +54,15 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trial(root: Path, standing_agent: Agent) -> Trial:
-    points = [point_of(f"{_options(line)} {line}") for line in LINES]
     run = Run(outputs_dir=str(root), name="trials")
-    found = run_sweep(points, run, Tracker(name="none"), agent=standing_agent).records
-    return dict(zip(LINES, found, strict=True)).__getitem__
+
+    @cache
+    def record(line: str) -> Record:
+        point = point_of(f"{_options(line)} {line}")
+        (found,) = run_sweep([point], run, Tracker(name="none"), agent=standing_agent).records
+        return found
+
+    return record
 
 
 def _options(line: str) -> str:
@@ -165,7 +142,9 @@ def test_a_record_says_what_ran_and_where(trial: Trial) -> None:
         ("ac=full ac.early_stop=false", "neutral"),
         ("ac=selective_layer", "neutral"),
         ("ac=selective_op", "neutral"),
-        ("ac=selective_op ac.save_ops=modalities model=llama_nano", "neutral"),
+        pytest.param(
+            "ac=selective_op ac.save_ops=modalities model=llama_nano", "neutral", marks=pytest.mark.matrix
+        ),
         ("ac=offload", "neutral"),
         (DROPOUT, "neutral"),
         ("ac=full mesh=shard2", "neutral"),
@@ -177,7 +156,7 @@ def test_a_record_says_what_ran_and_where(trial: Trial) -> None:
         ("ac=selective_op ac.save_ops=modalities", "inert"),
         (WRONG_DROPOUT, "differs"),
         (f"{USER}:never_the_same ac=full", "unverified"),
-        (f"{USER}:never_the_same ac=full mesh=shard2", "unverified"),
+        pytest.param(f"{USER}:never_the_same ac=full mesh=shard2", "unverified", marks=pytest.mark.matrix),
     ],
 )
 def test_verdict(trial: Trial, line: str, verdict: str) -> None:
@@ -228,7 +207,7 @@ def test_flops_agree_with_what_the_model_knows(trial: Trial) -> None:
         # one more than the regions around a block; what stops early does so before the last block
         (TO_THE_END, [4, 4, 4, 4]),
         ("ac=nested", [3, 2, 3, 2]),
-        ("ac=nested mesh=shard2", [3, 2, 3, 2]),
+        pytest.param("ac=nested mesh=shard2", [3, 2, 3, 2], marks=pytest.mark.matrix),
     ],
 )
 def test_forward_calls_of_every_block(trial: Trial, line: str, calls: list[int]) -> None:
@@ -253,7 +232,14 @@ def test_the_plan_says_what_was_decided_and_moved(trial: Trial) -> None:
 
 
 def test_saved_bytes_are_what_the_variants_claim(trial: Trial) -> None:
-    saved = {line: memory.saved_bytes for line in LINES if (memory := trial(line).memory) is not None}
+    lines = [
+        *_VARIANTS,
+        "ac=full ac.early_stop=false",
+        "ac=selective_layer ac.ac_freq=99",
+        DROPOUT,
+        WRONG_DROPOUT,
+    ]
+    saved = {line: memory.saved_bytes for line in lines if (memory := trial(line).memory) is not None}
     offload = trial("ac=offload").work
     assert offload is not None
     outside = saved["ac=offload"]
@@ -295,6 +281,7 @@ def test_an_entry_that_never_fires_is_named_beside_one_that_does(trial: Trial) -
     assert record.verdict == "neutral"
 
 
+@pytest.mark.matrix
 def test_the_operators_of_a_preset_that_never_fire_are_named(trial: Trial) -> None:
     record = trial("ac=selective_op ac.save_ops=modalities model=llama_nano")
     assert record.work is not None
@@ -312,7 +299,7 @@ def test_other_random_numbers_in_recomputation_are_found_in_the_gradients(trial:
     assert difference.name in dict(experiment_of("").model.build().named_parameters())
 
 
-@pytest.mark.parametrize("mesh", ["", " mesh=shard2"])
+@pytest.mark.parametrize("mesh", ["", pytest.param(" mesh=shard2", marks=pytest.mark.matrix)])
 def test_a_model_that_does_not_repeat_itself_is_not_blamed_on_the_variant(trial: Trial, mesh: str) -> None:
     record = trial(f"{USER}:never_the_same ac=full{mesh}")
     assert record.reason is not None
