@@ -16,7 +16,6 @@ from harness.launchers.resource_shape import Resources
 from harness.launchers.task import Task
 from harness.measure.environment import describe, environment_id
 from harness.ranks.culprit import Outcome
-from harness.ranks.node_report import NO_RESULT
 from harness.ranks.rank_report import PHASES, read_kept, read_reports
 from harness.ranks.start import RankJob
 from harness.records.claims import read_attempt
@@ -243,15 +242,7 @@ def _attempts(task: Task, supervise: Supervise, trial_dir: Path, resources: Reso
 
 def _with_what_was_measured(outcome: Outcome, task: Task, trial_dir: Path) -> Outcome:
     """Return the outcome of a trial whose time was over, with what its ranks had measured until then."""
-    assert outcome.error is not None
-    message = outcome.error.message
-    if message.startswith(NO_RESULT):  # not at the end of the scheduler's job
-        message += "; a larger protocol.deadline_s gives it more time"
-    return replace(
-        outcome,
-        error=replace(outcome.error, message=message),
-        results=read_kept(trial_dir, task.experiment.mesh.world_size),
-    )
+    return replace(outcome, results=read_kept(trial_dir, task.experiment.mesh.world_size))
 
 
 def _twin_did_not_fit(outcome: Outcome) -> bool:

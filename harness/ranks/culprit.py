@@ -5,7 +5,7 @@
 3. Somebody ended an agent (SIGTERM, preemption): `lost`.
 4. A node left no report, because it or its agent died: `lost`. What the other nodes saw is its echo.
 5. Out of time: the rank that does not wait for the others is the cause; between equals the one furthest
-   behind, then the one silent for longest.
+   behind, then the one silent for longest. Where all wait in collectives, more time is no help.
 6. A communication error is the echo of another rank's failure: it wins only where nothing else happened.
 
 Clocks of nodes differ, so that times are compared within a node. Between nodes, a failure where ranks had to
@@ -55,6 +55,8 @@ _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _IN_ENGINE = "in _engine_run_backward"
 _COLLECTIVES = ("/torch/distributed/", "/torch/_library/autograd.py")
 """Where torch waits for others: functional collectives are operators with a formula in Python."""
+
+_WAITS_IN = "waits in"
 
 _SIGNALS = {"terminated": signal.SIGTERM, "time_limit": signal.SIGUSR2}
 """How schedulers announce a halt, not to the agent alone but to all processes."""
@@ -202,13 +204,13 @@ def is_waiting(stack: str) -> bool:
         stack: what `faulthandler` wrote of all threads; the main thread is the last, innermost frame first.
     """
     frames = _main_frames(stack)
-    in_engine = any(line.endswith(_IN_ENGINE) for line in frames[:1])
-    in_collective = any(place in line for line in frames[:_INNERMOST_FRAMES] for place in _COLLECTIVES)
-    return in_engine or in_collective
+    return any(line.endswith(_IN_ENGINE) for line in frames[:1]) or _collective(frames) is not None
 
 
 def place_of(stack: str) -> str:
-    """Return where the main thread is: the innermost function that is not torch's; empty if nobody knows.
+    """Return where the main thread is, and in which collective it waits; empty if nobody knows.
+
+    The place is the innermost function that is not torch's.
 
     Args:
         stack: as of `is_waiting`.
@@ -219,7 +221,17 @@ def place_of(stack: str) -> str:
         return ""
     path, line, function = own.groups()
     where = f"{function} ({Path(path).name}, line {line})"
-    return f"{where} of backward" if any(each.endswith(_IN_ENGINE) for each in frames) else where
+    if any(each.endswith(_IN_ENGINE) for each in frames):
+        where += " of backward"
+    collective = _collective(frames)
+    return f"is in {where}" if collective is None else f"{_WAITS_IN} {collective}, called by {where}"
+
+
+def _collective(frames: Sequence[str]) -> str | None:
+    """Return the collective that the innermost frames belong to; `None` where they belong to none."""
+    inner = [line for line in frames[:_INNERMOST_FRAMES] if any(place in line for place in _COLLECTIVES)]
+    named = next((line.rpartition(" in ")[2] for line in inner if _COLLECTIVES[0] in line), "a collective")
+    return named if inner else None
 
 
 def _main_frames(stack: str) -> list[str]:
@@ -297,9 +309,19 @@ def _timeout(over: Halt, trial: _Trial) -> Outcome:
         message = (
             f"{over.message}; rank {rank} is in phase {report.phase}{steps}, silent for {silence_s:.1f} s"
         )
-    places = [place for _, node in sorted(trial.nodes.items()) for place in node.places]
-    message = "; ".join([message, *(places[:_MOST_PLACES] if _all_wait(trial) else [])])
-    return Outcome(status="timeout", error=_error("timeout", message, rank, trial))
+    return Outcome(status="timeout", error=_error("timeout", f"{message}{_help(over, trial)}", rank, trial))
+
+
+def _help(over: Halt, trial: _Trial) -> str:
+    """Return where ranks are that all wait for others, and whether more time helps."""
+    places = []
+    if _all_wait(trial):
+        places = [place for _, node in sorted(trial.nodes.items()) for place in node.places]
+    shown = "; ".join(places[:_MOST_PLACES])
+    if places and all(_WAITS_IN in place for place in places):
+        return f"; every rank waits for others, which more time does not help: {shown}"
+    more = "; a larger protocol.deadline_s gives it more time" if over.kind == "deadline" else ""
+    return f"; {shown}{more}" if shown else more
 
 
 def _all_wait(trial: _Trial) -> bool:

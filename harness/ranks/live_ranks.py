@@ -15,7 +15,7 @@ from pathlib import Path
 
 from harness.ranks.culprit import is_waiting, place_of
 from harness.ranks.forkserver import ForkServer, ForkServerError
-from harness.ranks.node_report import NO_RESULT, Death, Halt
+from harness.ranks.node_report import Death, Halt
 from harness.ranks.rank_report import RankReport, log_path, read_reports
 from harness.ranks.start import STACK_SIGNAL, RankStart
 from harness.records.files import shorten
@@ -81,7 +81,7 @@ class LiveRanks:
                 watch(self._reports())
             found = halt() if self._live else self._late(halt)
             if found is None and self._live and time.monotonic() >= end_s:
-                found = Halt(kind="deadline", message=f"{NO_RESULT} {deadline_s:g} s")
+                found = Halt(kind="deadline", message=f"no result within {deadline_s:g} s")
             if found is not None:
                 self._stop(found)
                 return found
@@ -126,7 +126,7 @@ class LiveRanks:
         stacks = {rank: _read_end(log_path(self._trial_dir, rank)) for rank in sorted(self._live.values())}
         self.waiting = [rank for rank, stack in stacks.items() if is_waiting(stack)]
         places = {rank: place_of(stack) for rank, stack in stacks.items()}
-        self.places = [f"rank {rank} is in {place}" for rank, place in places.items() if place]
+        self.places = [f"rank {rank} {place}" for rank, place in places.items() if place]
 
     def _end(self) -> None:
         for number, patience_s in ((signal.SIGTERM, _TERMINATE_S), (signal.SIGKILL, _KILL_S)):

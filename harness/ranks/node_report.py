@@ -10,9 +10,6 @@ from typing import Self
 from harness.records.fields import decode
 from harness.records.files import write_atomically
 
-NO_RESULT = "no result within"
-"""Beginning of the message of a halt at the trial's own deadline."""
-
 HALTS = ("deadline", "time_limit", "peer", "terminated")
 
 

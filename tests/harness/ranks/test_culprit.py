@@ -240,7 +240,8 @@ def test_out_of_time_names(
     outcome = _decide(reports, deaths, halt=_DEADLINE, waiting=waiting)
     assert outcome.status == "timeout"
     assert outcome.error is not None
-    assert (outcome.error.kind, outcome.error.rank, outcome.error.message) == ("timeout", rank, message)
+    said = f"{message}; a larger protocol.deadline_s gives it more time"
+    assert (outcome.error.kind, outcome.error.rank, outcome.error.message) == ("timeout", rank, said)
 
 
 def test_an_own_failure_wins_against_the_deadline() -> None:
@@ -480,7 +481,8 @@ def test_out_of_time_on_two_nodes_names(
     outcome = _decide_nodes(reports, nodes, hosts=_TWO)
     assert outcome.status == "timeout"
     assert outcome.error is not None
-    assert (outcome.error.kind, outcome.error.rank, outcome.error.message) == ("timeout", rank, message)
+    said = message + ("; a larger protocol.deadline_s gives it more time" if "no result" in message else "")
+    assert (outcome.error.kind, outcome.error.rank, outcome.error.message) == ("timeout", rank, said)
 
 
 @pytest.mark.parametrize(
@@ -608,8 +610,13 @@ def test_a_stack_tells_who_waits(stack: str, expected: bool) -> None:
 @pytest.mark.parametrize(
     ("stack", "place"),
     [
-        pytest.param(_WAITING, "forward (model.py, line 3)", id="in forward"),
-        pytest.param(_IN_FUNCTIONAL_COLLECTIVE, "forward (model.py, line 7) of backward", id="recomputing"),
+        pytest.param(_WAITING, "waits in all_reduce, called by forward (model.py, line 3)", id="in forward"),
+        pytest.param(
+            _IN_FUNCTIONAL_COLLECTIVE,
+            "waits in a collective, called by forward (model.py, line 7) of backward",
+            id="recomputing",
+        ),
+        pytest.param(_ASLEEP, "is in forward (model.py, line 3)", id="in the model"),
         pytest.param(_IN_ENGINE, "", id="in torch alone"),
         pytest.param("", "", id="nothing"),
     ],
@@ -618,15 +625,29 @@ def test_a_stack_tells_where_a_rank_is(stack: str, place: str) -> None:
     assert place_of(stack) == place
 
 
+_IN_F, _IN_G = "rank 0 waits in send, called by f", "rank 1 waits in wait, called by g"
+_MORE_TIME = "; a larger protocol.deadline_s gives it more time"
+
+
 @pytest.mark.parametrize(
-    ("waiting", "says"),
+    ("waiting", "places", "says"),
     [
-        pytest.param((0, 1), "; rank 0 is in f; rank 1 is in g", id="all, who began other collectives"),
-        pytest.param((0,), "", id="one, for the other"),
+        pytest.param(
+            (0, 1),
+            (_IN_F, _IN_G),
+            f"; every rank waits for others, which more time does not help: {_IN_F}; {_IN_G}",
+            id="all, who began other collectives",
+        ),
+        pytest.param(
+            (0, 1),
+            ("rank 0 is in f of backward", _IN_G),
+            f"; rank 0 is in f of backward; {_IN_G}{_MORE_TIME}",
+            id="all, or a slow backward",
+        ),
+        pytest.param((0,), (_IN_F, "rank 1 is in g"), _MORE_TIME, id="one, for the other"),
     ],
 )
-def test_ranks_that_all_wait_say_where(waiting: tuple[int, ...], says: str) -> None:
-    places = "rank 0 is in f", "rank 1 is in g"
+def test_ranks_that_all_wait_say_where(waiting: tuple[int, ...], places: tuple[str, ...], says: str) -> None:
     node = replace(_node(0, halt=_DEADLINE, waiting=waiting), places=places)
     outcome = _decide_nodes([_running(0), _running(1)], [node], ranks=2)
     assert outcome.error is not None
