@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 from harness.errors import ConfigError, require_at_least, require_one_of
 from harness.records.later_options import without_later
+from harness.records.record import RANK_SIZES
 
 CP_METHODS = ("gather", "ring", "ulysses")
 SHARDING_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
-SIZES = ("dp_replicate", "dp_shard", "tp", "cp", "ep", "pp")
+SIZES = (*RANK_SIZES, "ep")
 """Options that say how ranks are arranged, and make the name of a mesh."""
 
 _HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
@@ -72,7 +73,8 @@ class Mesh:
         pp_split_backward: `false` lets a schedule that splits backward take it as a whole, at the place of
             the gradients of inputs.
         fsdp: `fsdp2` (`fully_shard`) or `fsdp1` (`FullyShardedDataParallel`).
-        reshard_after_forward: FSDP2 frees a block's parameters between its forward and its backward.
+        reshard_after_forward: FSDP2 frees a block's parameters between its forward and its backward. In a
+            pipeline it gathers them for each micro-batch; `mesh=shard2_pp2` keeps them, as torchtitan does.
         cpu_offload: FSDP keeps parameters, gradients and optimizer state in host memory.
         use_orig_params: FSDP1 exposes the plain parameters in place of flat ones.
         sharding_strategy: FSDP1's `ShardingStrategy` by name.
@@ -117,8 +119,8 @@ class Mesh:
         if self.world_size % self.nodes:
             problem = f"must divide the {self.world_size} ranks of {self.label}, got {self.nodes}"
             raise ConfigError("mesh.nodes", problem)
-        self._require_meaning()
         self._require_pipeline()
+        self._require_meaning()
         self._require_experts()
         if self.fsdp == "fsdp1":
             self._require_fsdp1()

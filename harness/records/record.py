@@ -24,6 +24,9 @@ _NOTHING_MEASURED: dict[str, Any] = dict.fromkeys(
     ("parity", "memory", "work", "time", "plan", "bound", "unbounded", "trained", "predicted")
 )
 _NOTHING_SHOWN = Verdict(word="unverified")
+RANK_SIZES = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
+"""Sizes of the mesh of an experiment whose product is the number of ranks; those of `ep` are among them."""
+
 STATUSES = ("ok", "oom", "failed", "timeout", "refused", "lost", "predicted")
 _FAULTLESS = frozenset({"ok", "predicted"})
 _TOLD = {"peak_bytes": "a peak of", "saved_bytes": "that forward saves", "host_peak_bytes": "on the host"}

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any
 
 from harness.records.later_options import CAME_LATER
+from harness.records.record import RANK_SIZES
 from harness.report.facts.number_words import escaped, printable
 
 ExperimentFields = Mapping[str, Any]
@@ -16,7 +17,6 @@ ExperimentFields = Mapping[str, Any]
 _VARIANT = ("ac", "chunk", "shard")
 _NAMED = ("model", "data", "protocol")
 _GROUPS = (*_VARIANT, *_NAMED, "mesh")
-_MESH_SIZES = ("dp_replicate", "dp_shard", "tp", "pp")
 _OF_THE_CHOICE = ("wrap_order",)
 """Scalar fields that say how a strategy is applied."""
 
@@ -59,9 +59,9 @@ def group_name(experiment: ExperimentFields, group: str) -> str:
 
 
 def mesh_sizes(experiment: ExperimentFields) -> list[int]:
-    """Return the sizes of the mesh dimensions, 1 for what is missing; nothing where there is no mesh."""
+    """Return `RANK_SIZES` of the mesh, 1 for what is missing; nothing where there is no mesh."""
     mesh = experiment.get("mesh")
-    sizes = [mesh.get(size) for size in _MESH_SIZES] if isinstance(mesh, Mapping) else []
+    sizes = [mesh.get(size) for size in RANK_SIZES] if isinstance(mesh, Mapping) else []
     return [size if isinstance(size, int) else 1 for size in sizes]
 
 

@@ -165,6 +165,13 @@ def test_refuses_what_is_out_of_range(options: dict[str, object], message: str) 
             "mesh.fsdp: fsdp1 does not compose with cp > 1; use mesh.fsdp=fsdp2",
         ),
         (
+            {"dp_shard": 2, "pp": 2, "fsdp": "fsdp1", "reshard_after_forward": False},
+            (
+                "mesh.fsdp: fsdp1 does not compose with pp > 1: torch's stages know fsdp2 and DDP; use "
+                "mesh.fsdp=fsdp2"
+            ),
+        ),
+        (
             {"dp_shard": 2, "ep_capacity": 1.5},
             "mesh.ep_capacity: needs mesh.ep above 1, got shard2; use mesh=ep2",
         ),

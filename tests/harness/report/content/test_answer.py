@@ -198,6 +198,11 @@ def test_the_baseline_of_a_sharding_is_named() -> None:
         pytest.param(
             {"mesh": {"dp_shard": 2}}, "parameters a rank, fp32, on cpu: 2 ranks", id="parts of a model"
         ),
+        pytest.param(
+            {"mesh": {"dp_shard": 2, "cp": 2, "ep": 2}},
+            "parameters a rank, fp32, on cpu: 4 ranks",
+            id="parts of sequences, and experts on the same ranks",
+        ),
     ],
 )
 def test_what_was_trained_stands_first(changes: dict[str, Any], expected: str) -> None:
