@@ -20,12 +20,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
-from harness.errors import ConfigError
 from harness.models.base import Batch
 from harness.trial.elsewhere import Elsewhere
 from harness.trial.plain_model import PlainModel
 from harness.trial.without_dropout import WithoutDropout
-from strategies import generators
+from strategies import StrategyError, generators
 from strategies.regions.rewind import noted_state
 
 _REMEDY = "use mesh.pp=1, or a model whose forward hands one tensor from block to block"
@@ -96,7 +95,7 @@ class BlockFlow:
             where: option that a refusal names.
 
         Raises:
-            ConfigError: blocks are not called one after the other, each once, with one tensor.
+            StrategyError: blocks are not called one after the other, each once, with one tensor.
         """
         follower = _Follower(plain.model, blocks)
         with forward_alone(plain), follower.listening(), follower:
@@ -107,7 +106,9 @@ class BlockFlow:
             _require_one_shape(passed)
         except _UncutError as error:
             name = type(plain.model).__name__
-            raise ConfigError(where, f"{name} cannot be cut between its blocks: {error}; {_REMEDY}") from None
+            raise StrategyError(
+                where, f"{name} cannot be cut between its blocks: {error}; {_REMEDY}"
+            ) from None
         hidden = partial(_hidden, "what the model takes")
         flow = cls(
             blocks=order,

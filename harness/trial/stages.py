@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -22,13 +23,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 
-from harness.errors import ConfigError
 from harness.experiment.mesh import Mesh
 from harness.models.base import Batch, ModelSpec
 from harness.models.parts.containers import require_container
 from harness.trial.block_flow import BlockFlow, PassedOn, forward_alone
 from harness.trial.elsewhere import Elsewhere, ElsewhereError
 from harness.trial.plain_model import PlainModel
+from strategies import StrategyError
 from strategies.chunk.running.proof import has_values
 from strategies.regions.block_search import is_under
 from strategies.regions.blocks import AbsentBlock, Disguised, children_of
@@ -99,7 +100,7 @@ class Cut:
             sample: a micro-batch.
 
         Raises:
-            ConfigError: there are fewer blocks than stages, or the model cannot be cut between them.
+            StrategyError: there are fewer blocks than stages, or the model cannot be cut between them.
         """
         where, containers = spec.split_at()
         for fqn in containers:
@@ -157,7 +158,7 @@ class Cut:
                 every = model.named_parameters(remove_duplicate=False)
                 called = " or ".join(repr(other) for other, each in every if each is parameter)
                 problem = f"stages {stages} both read {called}, and a weight is in one stage"
-                raise ConfigError(self.where, f"{problem}; untie them, or use mesh.pp=1")
+                raise StrategyError(self.where, f"{problem}; untie them, or use mesh.pp=1")
 
     def _prove(self, plain: PlainModel, sample: Batch, outputs: Any) -> None:
         """Refuse stages that do not give together what the model gives, its `outputs`."""
@@ -166,22 +167,17 @@ class Cut:
             for index in range(len(self.stages)):
                 taken = (given,) if index else sample.inputs
                 named = {} if index else sample.keywords
-                try:
-                    given = self.stage(plain, index).model(*taken, **named)
-                except ElsewhereError as error:
-                    raise self._refusal(index, str(error)) from error
-                lost = next((each for each in tree_leaves(given) if isinstance(each, Elsewhere)), None)
-                if lost is not None:
-                    raise self._refusal(index, f"what it gives follows from {lost.origin}")
+                given = self.stage(plain, index).model(*taken, **named)
         tensors = [each for each in tree_leaves((sample.inputs, given)) if isinstance(each, Tensor)]
         if has_values(plain.model, tensors) and not _are_equal(given, outputs):
             problem = "stages one after the other give something else than the whole model"
-            raise ConfigError(self.where, f"{problem}; use mesh.pp=1")
+            raise StrategyError(self.where, f"{problem}; use mesh.pp=1")
 
-    def _refusal(self, index: int, problem: str) -> ConfigError:
+    def refusal(self, index: int, problem: str) -> StrategyError:
+        """Return the refusal of a stage that asks for what it does not have."""
         said = f"stage {index} of {len(self.stages)} cannot run alone: {problem}, which another stage has"
         remedy = "use mesh.pp=1, or a model whose blocks read nothing of others but what the one before gives"
-        return ConfigError(self.where, f"{said}; {remedy}")
+        return StrategyError(self.where, f"{said}; {remedy}")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -189,10 +185,12 @@ class _Route:
     """The way of a forward through one stage.
 
     Fields:
+        refusal: makes the error of a stage that asks for what it does not have.
         inputs, keywords: what the forward of the whole model is called with; `None`: what the stage is.
         given: what the stage before has given.
     """
 
+    refusal: Callable[[str], StrategyError]
     inputs: tuple[Any, ...] | None = None
     keywords: Mapping[str, Any] = field(default_factory=dict)
     given: Tensor | None = None
@@ -212,17 +210,27 @@ class _OnStage(Disguised):
     _route: _Route
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the last block of the stage gives, or what the model does."""
+        """Return what the last block of the stage gives, or what the model does.
+
+        Raises:
+            StrategyError: the forward asks for what another stage has, in this call at least.
+        """
         route = self._route
         if route.inputs is not None:
             (route.given,) = args
             args, kwargs = route.inputs, dict(route.keywords)
         try:
-            return super().forward(*args, **kwargs)  # type: ignore[misc]  # of the class behind
+            outputs = super().forward(*args, **kwargs)  # type: ignore[misc]  # of the class behind
         except _Left as left:
-            return left.given
+            outputs = left.given
+        except ElsewhereError as error:
+            raise route.refusal(str(error)) from error
         finally:
             route.given = None
+        lost = next((each for each in tree_leaves(outputs) if isinstance(each, Elsewhere)), None)
+        if lost is not None:
+            raise route.refusal(f"what it gives follows from {lost.origin}")
+        return outputs
 
 
 class _Earlier(AbsentBlock):
@@ -264,7 +272,9 @@ class _Cutter:
         self._whole = whole
         self._index = index
         flow = cut.flow
-        self._route = _Route(inputs=flow.inputs, keywords=flow.keywords) if index else _Route()
+        self._route = _Route(refusal=partial(cut.refusal, index))
+        if index:
+            self._route.inputs, self._route.keywords = flow.inputs, flow.keywords
 
     def part(self) -> nn.Module:
         """Return a module like the whole model, which shares blocks and tensors of the stage with it."""
@@ -340,7 +350,7 @@ def _shares(names: Sequence[str], stages: int) -> list[Sequence[str]]:
     """Return the names of the blocks of each stage."""
     if len(names) < stages:
         problem = f"makes {stages} stages of {len(names)} blocks, which leaves a stage without any"
-        raise ConfigError("mesh.pp", f"{problem}; use fewer ranks or stages, or a model with more blocks")
+        raise StrategyError("mesh.pp", f"{problem}; use fewer ranks or stages, or a model with more blocks")
     count, rest = divmod(len(names), stages)
     starts = [index * count + min(index, rest) for index in range(stages + 1)]
     return [names[first:last] for first, last in pairwise(starts)]

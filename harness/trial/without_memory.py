@@ -95,8 +95,7 @@ def check_stages(model: ModelSpec, acs: Sequence[Strategy], mesh: Mesh, batch: t
         batch: samples of a micro-batch on one rank, and tokens of each.
 
     Raises:
-        ConfigError: there are fewer blocks than stages.
-        StrategyError: the variant does not fit a stage.
+        StrategyError: the model cannot be cut so, or the variant does not fit a stage.
     """
     planned_for = torch.device(PLANNED_FOR)
     with as_with_data(), BalancedFakes():

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.errors import ConfigError
 from harness.experiment.mesh import Mesh
 from harness.models.base import Batch, ModelSpec
 from harness.models.hf import HFSpec
@@ -17,7 +16,7 @@ from harness.trial.elsewhere import Elsewhere
 from harness.trial.plain_model import PlainModel
 from harness.trial.precision import Precision
 from harness.trial.stages import Cut, Stages
-from strategies import generators
+from strategies import StrategyError, generators
 from strategies.regions.blocks import children_of
 from tests.parity import cases
 
@@ -303,7 +302,7 @@ def test_forwards_that_call_their_blocks_in_turn_are_cut(run: Callable[[_Toy, Te
 @pytest.mark.parametrize(("run", "message"), TOYS)
 def test_forwards_that_cannot_be_cut_are_refused(run: Callable[[_Toy, Tensor], Any], message: str) -> None:
     plain, spec, batch = _toy(run)
-    with pytest.raises(ConfigError) as refusal:
+    with pytest.raises(StrategyError) as refusal:
         Cut.of(spec, plain, Mesh(pp=2), batch)
     assert str(refusal.value) == message
 
@@ -316,16 +315,30 @@ def test_stages_that_give_something_else_than_the_model_are_refused() -> None:
         return _plainly(model, x) + len(calls)
 
     plain, spec, batch = _toy(run)
-    with pytest.raises(ConfigError) as refusal:
+    with pytest.raises(StrategyError) as refusal:
         Cut.of(spec, plain, Mesh(pp=2), batch)
     assert str(refusal.value) == (
         "model.pp_split: stages one after the other give something else than the whole model; use mesh.pp=1"
     )
 
 
+def test_a_forward_that_calls_its_blocks_in_another_order_later_is_refused_then() -> None:
+    is_later = False
+
+    def run(model: _Toy, x: Tensor) -> Tensor:
+        return (_backwards if is_later else _plainly)(model, x)
+
+    plain, spec, batch = _toy(run)
+    cut = Cut.of(spec, plain, Mesh(pp=2), batch)
+    is_later = True
+    with pytest.raises(StrategyError) as refusal:
+        cut.stage(plain, 1).model(torch.randn(3, 4))
+    assert str(refusal.value) == f"{_ALONE}what it gives follows from 'layers.0'{_ALONE_REMEDY}"
+
+
 def test_fewer_blocks_than_stages_are_refused() -> None:
     plain, spec, batch = _of("llama", n_layers=2)
-    with pytest.raises(ConfigError) as refusal:
+    with pytest.raises(StrategyError) as refusal:
         Cut.of(spec, plain, Mesh(pp=4), batch)
     assert str(refusal.value) == (
         "mesh.pp: makes 4 stages of 2 blocks, which leaves a stage without any; use fewer ranks or stages, "
