@@ -158,7 +158,7 @@ class _Reader:
         """Note a value of the state, and look into it once."""
         if isinstance(value, CONSTANTS):
             self.values[name] = _constant(value)
-        elif isinstance(value, Tensor) and _has_memory(value):
+        elif isinstance(value, Tensor) and not _is_ours(value) and _has_memory(value):
             self.values[name] = value
         if type(value) not in _NUMBERS and id(value) not in self._seen and not isinstance(value, _NAMES):
             self._seen[id(value)] = value  # an `id` is only its own while it lives
