@@ -332,6 +332,11 @@ class PlannedStep:
     units: tuple[str, ...] = ()
 
 
+def alone(*numbers: int) -> tuple[int, ...]:
+    """Return the numbers as they are: there are no other ranks whose numbers may be larger."""
+    return numbers
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunnableStep:
     """The training step of one rank, as the plain model takes it.
@@ -348,7 +353,8 @@ class RunnableStep:
         chunk: the plan of the chunks in which parts of the model run, as JSON values; `None`: nothing does.
         stages: the stages of a pipeline that the rank has, by number, as they are called; none of a whole
             model. A schedule calls their blocks once for each micro-batch of the step.
-        most: returns the largest of the numbers that the ranks of the pipeline give.
+        most: returns the largest of the numbers that the ranks of the pipeline give, in their order: a peak
+            of the plain step, and the smallest peak that a plan reaches.
     """
 
     run: Callable[[], object]
@@ -360,7 +366,7 @@ class RunnableStep:
     unwrapped: Callable[[], AbstractContextManager[Any]] = nullcontext
     chunk: Mapping[str, Any] | None = None
     stages: Mapping[int, nn.Module] = field(default_factory=dict)
-    most: Callable[[int], int] = int
+    most: Callable[..., tuple[int, ...]] = alone
 
     @property
     def models(self) -> tuple[nn.Module, ...]:

@@ -61,7 +61,7 @@ def step_log(
     device: str,
     pp_rank: int = 0,
     look: Callable[[StepReport], None] = lambda _: None,
-    most: Callable[[int], int] | None = None,
+    most: Callable[..., tuple[int, ...]] | None = None,
 ) -> StepLog:
     """Run one instrumented step of `experiment` on the first rank of a stage and return what it does.
 
@@ -70,7 +70,7 @@ def step_log(
         device: one of `DEVICES`.
         pp_rank: index of the rank among those of a pipeline.
         look: is given the step.
-        most: returns the largest of the numbers that the ranks of a pipeline give; there are no others here.
+        most: function of `RunnableStep`, as there are no other ranks here.
 
     Raises:
         ConfigError: no such device; something of the model depends on data.
@@ -82,7 +82,7 @@ def step_log(
         file = Path(folder) / PLAN_FILE
         experiment = _with_plan(experiment, device, make, batch, file, pp_rank=pp_rank, most=most)
         trainee = make(experiment)
-        warm_up(trainee, batch, steps=_warm_up_steps(mesh))
+        _warm_up(mesh, trainee, batch)
         asked: Counter[str] = Counter()
         report = instrument(trainee, batch(UNMEASURED_STEPS), around=partial(policies_counted, asked))
         look(report)
@@ -130,7 +130,7 @@ def seen_on_fake_rank(experiment: Experiment, device: str, look: Callable[[Runna
     plain = experiment.plain()
     with _fake_trial(plain, device) as (make, batch, _):
         trainee = make(plain)
-        warm_up(trainee, batch, steps=_warm_up_steps(plain.mesh))
+        _warm_up(plain.mesh, trainee, batch)
         return look(runnable_step(trainee, batch(UNMEASURED_STEPS)))
 
 
@@ -142,7 +142,7 @@ def _with_plan(
     file: Path,
     *,
     pp_rank: int = 0,
-    most: Callable[[int], int] | None = None,
+    most: Callable[..., tuple[int, ...]] | None = None,
 ) -> Experiment:
     return with_plan(
         experiment,
@@ -151,7 +151,7 @@ def _with_plan(
         file,
         device=torch.device(device),
         rank=experiment.mesh.first_rank(pp_rank),
-        warm_up_steps=_warm_up_steps(experiment.mesh),
+        warmed=partial(_warm_up, experiment.mesh),
         most=most,
     )
 
@@ -212,10 +212,17 @@ class _Fakery:
             return made.requires_grad_(tensor.requires_grad)
 
 
-def _warm_up_steps(mesh: Mesh) -> int:
-    """Return the steps after which nothing changes: the second has its use under DDP alone."""
+def _warm_up(mesh: Mesh, trainee: Assembled, batch: Callable[[int], Batch]) -> None:
+    """Take the steps after which nothing changes: the second has its use under DDP alone.
+
+    Of a pipeline without DDP each stage runs one micro-batch: that makes all the state which a step leaves.
+    """
     is_replicated = mesh.gradient_ranks > 1 and not mesh.is_sharded
-    return UNMEASURED_STEPS if is_replicated else UNMEASURED_STEPS - 1
+    if is_replicated or trainee.pipeline is None:
+        warm_up(trainee, batch, steps=UNMEASURED_STEPS if is_replicated else UNMEASURED_STEPS - 1)
+        return
+    trainee.pipeline.rehearse(batch(0).parts()[0], trainee.autocast)
+    trainee.update()
 
 
 def _most_loaded(mesh: Mesh) -> int:

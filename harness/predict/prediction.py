@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TypeAlias
 
 from harness.errors import ConfigError
@@ -71,10 +71,8 @@ def predict(
     """
     started_at = _now()
     mesh, results = experiment.mesh, []
-    for pp_rank in range(mesh.pp):
-        variant, twin = (
-            step_of(each, device, batch_sizes, pp_rank) for each in (experiment, experiment.twin())
-        )
+    steps = (steps_of(each, device, batch_sizes) for each in (experiment, experiment.twin()))
+    for pp_rank, (variant, twin) in enumerate(zip(*steps, strict=True)):
         time = None
         if seconds is not None and mesh.pp == 1:
             time = _time(experiment, seconds(variant.trace), seconds(twin.trace))
@@ -169,19 +167,29 @@ def step_of(
     return _shared_step(_Traced(experiment), device, traced_batch_sizes(experiment, batch_sizes))
 
 
-def steps_of(experiment: Experiment, device: str) -> list[FakeStep]:
+def steps_of(experiment: Experiment, device: str, batch_sizes: Sequence[int] = ()) -> list[FakeStep]:
     """Return the steps that decide what a record says: that of rank 0, or of each rank of a pipeline.
 
     Args:
         experiment: the variant or its twin.
         device: one of `fake_rank.DEVICES`.
+        batch_sizes: as of `predict`.
 
     Raises:
         ConfigError, StrategyError, RuntimeError: as of `fake_rank.step_log`.
     """
     if experiment.mesh.pp == 1:
-        return [step_of(experiment, device)]
-    return [step_of(experiment, device, pp_rank=rank) for rank in range(experiment.mesh.pp)]
+        return [step_of(experiment, device, batch_sizes)]
+    found: list[FakeStep] = []
+    refused: list[StrategyError] = []
+    for rank in range(experiment.mesh.pp):
+        try:
+            found.append(step_of(experiment, device, pp_rank=rank))
+        except StrategyError as error:
+            refused.append(error)
+    if refused:  # of budgets that ranks cannot keep, by that of the rank which needs the most
+        raise max(refused, key=lambda error: getattr(error.__cause__, "minimum_feasible_bytes", 0))
+    return found
 
 
 def shared_key(experiment: Experiment) -> str:
@@ -227,7 +235,7 @@ def _shared_log(traced: _Traced, device: str, pp_rank: int = 0) -> StepLog:
     return step_log(traced.experiment, device, pp_rank, most=most_of_ranks(traced.experiment, device))
 
 
-def most_of_ranks(experiment: Experiment, device: str) -> Callable[[int], int] | None:
+def most_of_ranks(experiment: Experiment, device: str) -> Callable[..., tuple[int, ...]] | None:
     """Return what stands for the other ranks of a pipeline, where a rank's plan asks for the highest peak.
 
     A budget may be a share of the plain model's peak, which is that of the highest rank.
@@ -241,7 +249,8 @@ def most_of_ranks(experiment: Experiment, device: str) -> Callable[[int], int] |
     """
     if experiment.mesh.pp == 1 or experiment.ac.step_planner is None:
         return None
-    return partial(max, *(each.memory.peak_bytes for each in steps_of(experiment.plain(), device)))
+    highest = max(each.memory.peak_bytes for each in steps_of(experiment.plain(), device))
+    return lambda plain_bytes, least_bytes: (max(plain_bytes, highest), least_bytes)
 
 
 def _time(experiment: Experiment, variant: Times, twin: Times) -> MeasuredTime:

@@ -102,7 +102,7 @@ def answer(question: Question, batch_sizes: Sequence[int] = ()) -> Answer:
             record = _kept(question, predict(question.experiment, batch_sizes=batch_sizes))
             return Answer(record=record, bound_by=_bound_by(question.experiment, hardware, batch_sizes))
         assert hardware is not None, "the command line refuses to solve without hardware"
-        solved, experiment = solve(question.experiment, question.field, hardware, _memory)
+        solved, experiment = solve(question.experiment, question.field, hardware, highest_of_ranks)
         record = _kept(replace(question, experiment=experiment), predict(experiment))
         return Answer(record=record, solved=solved, bound_by=_bound_by(experiment, hardware))
     except (ConfigError, StrategyError) as error:
@@ -140,7 +140,8 @@ def _bound_by(
     return step_time.bound_by(prediction.step_of(experiment, FOLLOWED, batch_sizes).trace, hardware)
 
 
-def _memory(experiment: Experiment) -> MemoryNumbers:
+def highest_of_ranks(experiment: Experiment) -> MemoryNumbers:
+    """Return the predicted bytes of the rank that needs the most."""
     memories = [each.memory for each in prediction.steps_of(experiment, FOLLOWED)]
     return max(memories, key=lambda memory: memory.peak_bytes)
 

@@ -86,6 +86,7 @@ class Pipeline:
         self._latest = 0
         self._outputs: Any = None
         self._watcher = Watcher()
+        self._last, self._between = mesh.stages - 1, between
         given = between.detach().requires_grad_()
         made = [
             _Stage(
@@ -132,6 +133,25 @@ class Pipeline:
             self._schedule.step(target=torch.empty(len(parts)), return_outputs=False)
         finally:
             self._parts, self._watcher = (), Watcher()
+
+    def rehearse(self, part: Batch, around: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
+        """Make the state that a step leaves, at less cost: nothing is sent, and the schedule does not run.
+
+        Each stage of this rank runs forward and backward of a micro-batch, for the lazy state of its modules.
+        Torch makes its buffers for what other ranks send, which it does in the first step.
+
+        Args:
+            part: the micro-batch.
+            around: as of `step`.
+        """
+        name = "_initialize_stages" if hasattr(self._schedule, "_initialize_stages") else "_initialize_stage"
+        getattr(self._schedule, name)((), {})
+        for index, module in self.stages.items():
+            taken = (self._between.detach().requires_grad_(),) if index else part.inputs
+            with around():
+                outputs = module(*taken, **({} if index else part.keywords))
+                end = self._loss(outputs, part) if index == self._last else outputs
+            torch.autograd.backward(end, torch.ones_like(end))
 
     def shown(self, report: StepReport) -> StagesInFlight:
         """Return what a record says of the stages, after a step that was measured."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,9 @@ from strategies import (
     held_chunks,
 )
 
+Warmed: TypeAlias = Callable[[Assembled, Callable[[int], Batch]], None]
+"""Lets a fresh model take the steps that nobody watches, of batches that it is given by number."""
+
 PLAN_FILE = "plan.json"
 """Name of the file in the folder of a trial."""
 
@@ -51,8 +54,8 @@ def with_plan(
     *,
     device: torch.device,
     rank: int = 0,
-    warm_up_steps: int = UNMEASURED_STEPS,
-    most: Callable[[int], int] | None = None,
+    warmed: Warmed = warm_up,
+    most: Callable[..., tuple[int, ...]] | None = None,
 ) -> Experiment:
     """Return `experiment` with the plan of its AC in `file`, which rank 0 writes, where its AC plans.
 
@@ -67,8 +70,8 @@ def with_plan(
         file: a file that all ranks share.
         device: device of this rank.
         rank: number of this rank.
-        warm_up_steps: steps that nobody watches.
-        most: returns the largest of the numbers that the ranks of a pipeline give; `None` asks them.
+        warmed: lets a model take the steps that nobody watches.
+        most: function of `RunnableStep`; `None` asks the ranks of a pipeline.
 
     Raises:
         StrategyError: there is no plan, on rank 0; or the one that is given has chunks that nobody asks for.
@@ -86,7 +89,7 @@ def with_plan(
         experiment=experiment,
         assemble=assemble,
         batch=batch,
-        warm_up_steps=warm_up_steps,
+        warmed=warmed,
         most=most,
     )
     if experiment.compile == "inductor":
@@ -139,7 +142,7 @@ def _write_measured(ac: PlansFromStep, asked: _Asked, file: Path, device: torch.
         write_plan(ac, asked.steps([]), tried, spare_bytes=spare_bytes)
         _meet()
         plan = json.loads(tried.read_text(encoding="utf-8"))
-        peak_bytes = _most(asked.peak_bytes(ac.with_plan(tried)), device)
+        (peak_bytes,) = _most(asked.peak_bytes(ac.with_plan(tried)), device=device)
         if _is_first():
             tried.replace(file)
         _meet()
@@ -208,21 +211,20 @@ class _Asked:
         experiment: the trial.
         assemble: makes a fresh model.
         batch: returns this rank's share of a step's batch.
-        warm_up_steps: steps that nobody watches.
-        most: as of `with_plan`.
+        warmed, most: as of `with_plan`.
     """
 
     experiment: Experiment
     assemble: Callable[[Experiment], Assembled]
     batch: Callable[[int], Batch]
-    warm_up_steps: int
-    most: Callable[[int], int] | None = None
+    warmed: Warmed
+    most: Callable[..., tuple[int, ...]] | None = None
 
     def peak_bytes(self, ac: Strategy) -> int:
         """Return the peak of the step with a plan, on this rank."""
         trainee = self.assemble(replace(self.experiment, ac=ac))
-        warm_up(trainee, self.batch, steps=self.warm_up_steps)
-        peak_bytes = instrument(trainee, self.batch(self.warm_up_steps)).memory.peak_bytes
+        self.warmed(trainee, self.batch)
+        peak_bytes = instrument(trainee, self.batch(UNMEASURED_STEPS)).memory.peak_bytes
         trainee.zero_grad()
         del trainee
         gc.collect()
@@ -243,7 +245,7 @@ class _Asked:
     def _step(self, experiment: Experiment, chunk: Mapping[str, Any] | None) -> Iterator[RunnableStep]:
         """Yield the step of a fresh model, and forget it."""
         trainee = self.assemble(experiment)
-        warm_up(trainee, self.batch, steps=self.warm_up_steps)
+        self.warmed(trainee, self.batch)
         pipeline, batch = trainee.pipeline, self.batch(UNMEASURED_STEPS)
         step = runnable_step(trainee, batch, {} if pipeline is None else pipeline.stages)
         step = replace(step, compiler=self.experiment.compile, chunk=chunk)
@@ -257,13 +259,13 @@ class _Asked:
         gc.collect()
 
 
-def _most(number: int, device: torch.device, group: dist.ProcessGroup | None = None) -> int:
-    """Return the largest number of all ranks, or of those of a group."""
+def _most(*numbers: int, device: torch.device, group: dist.ProcessGroup | None = None) -> tuple[int, ...]:
+    """Return the largest of the numbers that all ranks give, or those of a group, in their order."""
     if not dist.is_initialized():
-        return number
-    held = torch.tensor(number, device=device)
+        return numbers
+    held = torch.tensor(numbers, device=device)
     dist.all_reduce(held, op=dist.ReduceOp.MAX, group=group)
-    return int(held)
+    return tuple(map(int, held.tolist()))
 
 
 def _is_first() -> bool:

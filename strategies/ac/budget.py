@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from strategies.ac.base import ActivationCheckpointing
-from strategies.base import Observation, Partition, RunnableStep, StrategyError
+from strategies.base import Observation, Partition, RunnableStep, StrategyError, alone
 from strategies.budget.compiled import compiled_capture, compiled_planning
 from strategies.budget.eager import carrying_out, first_call
 from strategies.budget.export import operator_modules, words_of_others
@@ -291,7 +291,7 @@ class Budget(ActivationCheckpointing):
         objective = cast("planner.Objective", self.objective)
         if self.needs_compiler and objective == "both":  # compiled code has no tapes
             objective = "flops"
-        most: Callable[[int], int] = int
+        most: Callable[..., tuple[int, ...]] = alone
         for step in steps:
             modules, most = self._modules_of(step), step.most
             found = modules.blocks
@@ -312,8 +312,8 @@ class Budget(ActivationCheckpointing):
             )
             ways.append(chunked_planning.Way(planner=of_step, chunk=step.chunk))
         all_ways = chunked_planning.ChunkedPlanner(ways, objective)
-        plain_bytes = all_ways.plain_peak_bytes if self.fraction is None else most(all_ways.plain_peak_bytes)
-        return of_executor(self._fitting(all_ways, spare_bytes, plain_bytes).with_idle(found))
+        of_ranks = most(all_ways.plain_peak_bytes, all_ways.minimum_feasible_bytes)
+        return of_executor(self._fitting(all_ways, spare_bytes, *of_ranks).with_idle(found))
 
     def _modules_of(self, step: RunnableStep) -> blocks.ModelModules:
         """Return what a plan decides about in a step: in stages of a pipeline, their blocks alone."""
@@ -324,7 +324,7 @@ class Budget(ActivationCheckpointing):
         )
 
     def _fitting(
-        self, ways: chunked_planning.ChunkedPlanner, spare_bytes: int, plain_peak_bytes: int
+        self, ways: chunked_planning.ChunkedPlanner, spare_bytes: int, plain_peak_bytes: int, least_bytes: int
     ) -> Plan:
         """Return the plan for the budget, which stays below it by `spare_bytes`.
 
@@ -332,6 +332,7 @@ class Budget(ActivationCheckpointing):
             ways: plan the step.
             spare_bytes: bytes below the budget.
             plain_peak_bytes: bytes of which a fraction is a share: the highest of all ranks of a pipeline.
+            least_bytes: smallest budget that each rank of a pipeline has a plan for.
 
         Raises:
             StrategyError: no plan keeps it.
@@ -346,7 +347,7 @@ class Budget(ActivationCheckpointing):
             least = ways.least_flops(int(most)).in_plan()
             return replace(plan, budget_bytes=int(most), spare_bytes=spare_bytes, **least)
         except planner.BudgetBelowMinimum as error:
-            needed = error.minimum_feasible_bytes + spare_bytes
+            needed = least_bytes + spare_bytes
             share = math.ceil(1e4 * needed / plain_peak_bytes) / 1e4
             gib = math.ceil(1e9 * needed / _GIB) / 1e9
             smallest = f"ac.fraction={share:g} or ac.budget_gib={gib:.9g}"

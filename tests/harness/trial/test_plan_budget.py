@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -138,7 +139,7 @@ def steps_of() -> tuple[Experiment, list[RunnableStep]]:
     case = case_of()
     batch = batches(case, _CPU, 0)
     make = partial(cases.assembled, sample=batch(0))
-    asked = plan_budget._Asked(experiment=case, assemble=make, batch=batch, warm_up_steps=2)
+    asked = plan_budget._Asked(experiment=case, assemble=make, batch=batch, warmed=warm_up)
     with (
         TemporaryDirectory() as folder,
         plan_budget._offered(case, batch(0), _CPU, Path(folder, "chunks")) as offers,
@@ -363,8 +364,28 @@ def test_plans_of_all_ranks_are_predicted(schedule: str, tmp_path: Path, pool2: 
     assert [each["blocks"] for each in written] == [each.plan["blocks"] for each in found]
 
 
+def _smallest(message: str) -> re.Match[str]:
+    """Return what a refusal says of the smallest budget that all stages keep."""
+    found = re.search(r"the smallest that one keeps is \d+ bytes, ac.fraction=([\d.]+) or", message)
+    assert found is not None
+    return found
+
+
 def test_a_budget_that_a_stage_cannot_keep_is_refused(tmp_path: Path, pool2: RankPool) -> None:
     with pytest.raises(StrategyError) as refused:
         pool2.run(kept, staged("1f1b", 0.1, n_layers=2), tmp_path)
     assert "no plan of stage 0 keeps" in str(refused.value)
-    assert "the smallest that one keeps is" in str(refused.value)
+    assert float(_smallest(str(refused.value))[1]) > 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.matrix
+def test_the_budget_that_a_refusal_names_is_kept_by_all_stages(tmp_path: Path, pool2: RankPool) -> None:
+    case = staged("gpipe", 0.1, n_layers=2)  # whose last stage needs more than the first, which refuses
+    with pytest.raises(StrategyError, match="no plan of stage 0 keeps") as refused:
+        pool2.run(kept, case, tmp_path)
+    found = _smallest(str(refused.value))
+    with pytest.raises(StrategyError, match=re.escape(found[0])):
+        predict(case)
+    fraction = float(found[1])
+    _require_kept(pool2.run(kept, staged("gpipe", fraction, n_layers=2), tmp_path), fraction)
