@@ -24,7 +24,6 @@ from harness.models.base import ModelSpec
 from harness.records.later_options import without_later
 from strategies import (
     Strategy,
-    StrategyError,
     Tolerance,
     ac_variants,
     chunk_variants,
@@ -427,9 +426,7 @@ class Experiment(Recipe):
         if self.wrap_order == "call_site":
             problem = f"{stages}, and call_site makes one region of the whole"
             raise ConfigError("wrap_order", f"{problem}; use inside_fsdp, or mesh.pp=1")
-        if self.is_compiled:
-            problem = f"{stages}, and compiled ones have not been measured"
-            raise ConfigError("compile", f"{problem}; use compile=none, or mesh.pp=1")
+        self._require_compiled_blocks(stages)
         for group in ("chunk", "shard"):
             if (chosen := name_of(getattr(self, group))) != "none":
                 problem = f"{stages}, and {group}={chosen} plans the whole"
@@ -446,10 +443,19 @@ class Experiment(Recipe):
             raise ConfigError("mesh.sync", f"{problem}; leave it at each")
         if getattr(self.ac, "host_gib", 0):
             problem = f"must be 0: {stages}, and plans of stages move nothing to the host"
-            raise ConfigError("ac.host_gib", f"{problem}, got {self.ac.host_gib:g}; use mesh.pp=1")  # type: ignore[attr-defined]
+            raise ConfigError("ac.host_gib", f"{problem}, got {self.ac.host_gib:g}; or use mesh.pp=1")  # type: ignore[attr-defined]
         if mesh.splits_backward:
             self._require_splittable_backward()
         self._require_ordered_microbatches()
+
+    def _require_compiled_blocks(self, stages: str) -> None:
+        """Refuse compiled code that is more than a block of a stage, and plans that see one call of it."""
+        if self.is_compiled and self.compile_scope != "blocks":
+            problem = f"must be blocks: {stages}, whose forwards end in the middle of the model's"
+            raise ConfigError("compile_scope", f"{problem}, got {self.compile_scope}; or use compile=none")
+        if self.plans_graphs:
+            problem = f"must be eager: {stages}, whose calls in flight no plan of one graph counts"
+            raise ConfigError("ac.executor", f"{problem}, got compiled; or use mesh.pp=1")
 
     def _require_ac_of_stages(self) -> None:
         """Refuse a list that is not one variant a stage, each of which could stand on all stages."""
@@ -457,22 +463,26 @@ class Experiment(Recipe):
         if count != self.mesh.stages or self.mesh.pp == 1:
             stages = f"{self.mesh.stages} stages" if self.mesh.pp > 1 else "no stages, which mesh=pp2 has"
             raise ConfigError("stage_ac", f"must name one variant a stage, got {count}; there are {stages}")
-        for name in self.stage_ac:
-            if not isinstance(name, str) or name not in eager_variants:
-                raise ConfigError("stage_ac", f"must be of {', '.join(eager_variants)}, got {name!r}")
-        if own == "none" or own not in self.stage_ac:
-            problem = f"must have ac={own} on a stage" if own != "none" else "has no effect with ac=none"
+        if self.ac.step_planner is not None:
+            problem = f"must be empty for ac={own}, which plans for each stage"
             raise ConfigError(
-                "stage_ac", f"{problem}, got {', '.join(self.stage_ac)}; use ac=full, for example"
+                "stage_ac", f"{problem}, got {', '.join(map(str, self.stage_ac))}; leave it out"
             )
-        for index, name in enumerate(self.stage_ac):
-            try:
-                planner = self.at_stage(index).ac.step_planner
-            except StrategyError as error:
-                raise ConfigError("stage_ac", f"{name} needs options of its own: {error}") from error
-            if planner is not None:
-                problem = f"{name} plans the step of all stages"
-                raise ConfigError("stage_ac", f"{problem}; use ac={name} alone, or other variants")
+        planless = [
+            name for name, each in eager_variants.items() if each.step_planner is Strategy.step_planner
+        ]
+        for name in self.stage_ac:
+            if not isinstance(name, str) or name not in planless:
+                problem = f"must be of {', '.join(planless)}, got {name!r}"
+                remedy = "; ac=budget plans for each stage, without stage_ac" if name == "budget" else ""
+                raise ConfigError("stage_ac", f"{problem}{remedy}")
+        if own == "none" or own not in self.stage_ac:
+            other = next((name for name in self.stage_ac if name != "none"), None)
+            problem = f"must have {own} for a stage" if own != "none" else "has no effect with ac=none"
+            remedy = "leave it out" if other is None else f"use ac={other}"
+            raise ConfigError("stage_ac", f"{problem}, got {', '.join(self.stage_ac)}; {remedy}")
+        for index in range(count):
+            self.at_stage(index)  # each could stand on all stages
 
     def _require_splittable_backward(self) -> None:
         """Refuse regions that a backward in two parts asks twice, and gradients that nobody would add up."""

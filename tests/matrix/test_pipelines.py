@@ -1,44 +1,45 @@
-"""Each variant on each schedule, on two ranks, four, and with FSDP: neutral, or refused with its reason."""
+"""Each variant on each schedule, on two ranks, four, and with FSDP: neutral, and predicted to the byte."""
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import product
 from typing import Any
 
 import pytest
 
-from harness.errors import ConfigError
+from bench.trials import experiments
 from harness.experiment.experiment import Experiment
 from harness.experiment.mesh import Mesh
+from harness.predict.prediction import predicted_step
+from harness.predict.solve import solve
+from harness.records.measured import StepBytes, StepFlops
+from harness.sweep.predictions import highest_of_ranks
+from tests.harness.predict.predicted import hardware
+from tests.matrix.facts import SIZES, Run
 from tests.parity import cases
 from tests.rank_pool import RankPool
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "zbv")
-VARIANTS = ("none", "full", "selective_layer", "selective_op", "nested", "offload")
+VARIANTS = ("none", "full", "selective_layer", "selective_op", "nested", "offload", "budget")
+OPTIONS: dict[str, dict[str, Any]] = {"selective_layer": {"ac_freq": 1}, "budget": {"fraction": 0.9}}
 MESHES: dict[str, dict[str, Any]] = {
     "pp2": {"pp": 2},
     "pp4": {"pp": 4},
-    "shard2_pp2": {"pp": 2, "dp_shard": 2},
+    "shard2_pp2": {"pp": 2, "dp_shard": 2, "reshard_after_forward": False},
 }
 ROWS = list(product(SCHEDULES, VARIANTS, MESHES, (0.0, 0.1)))
-_FREED = (
-    "mesh.reshard_after_forward: true does not suit {}: torch looks for the weights of a backward in two "
-    "parts among those that FSDP has freed, and loses their gradients; use false, or "
-    "mesh.pp_split_backward=false or mesh.pp_schedule=1f1b"
-)
 
 
-def case_of(schedule: str, variant: str, mesh: str, dropout: float, **more: Any) -> Experiment:
+def case_of(schedule: str, variant: str, mesh: str, dropout: float) -> Experiment:
     """Return a trial of as many blocks as the schedule has stages on four ranks, or four."""
     sizes = MESHES[mesh]
     blocks = 8 if sizes["pp"] == 4 and schedule not in {"gpipe", "1f1b"} else 4
     case = cases.experiment(
         model="llama",
-        mesh=Mesh(pp_schedule=schedule, **sizes, **more),
+        mesh=Mesh(pp_schedule=schedule, **sizes),
         variant=variant,
-        options={"ac_freq": 1} if variant == "selective_layer" else None,
+        options=OPTIONS.get(variant),
         batch_size=8,
         sequence_length=8,
         microbatches=4,
@@ -48,38 +49,68 @@ def case_of(schedule: str, variant: str, mesh: str, dropout: float, **more: Any)
     return replace(case, model=replace(case.model, n_layers=blocks))  # type: ignore[call-arg]  # of transformers
 
 
-def refusal_of(schedule: str, variant: str, mesh: str, dropout: float) -> str:
-    """Return why a row is refused; empty where it is not."""
-    try:
-        case_of(schedule, variant, mesh, dropout)
-    except ConfigError as error:
-        return str(error)
-    return ""
-
-
-def test_what_is_refused_is_refused_by_name() -> None:
-    found = Counter(refusal_of(*row) for row in ROWS)
-    whole = len(ROWS)
-    of_each = len(VARIANTS) * 2
-    assert found == {
-        "": whole - 2 * of_each,
-        _FREED.format("zero_bubble"): of_each,
-        _FREED.format("zbv"): of_each,
-    }
-
-
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     ("schedule", "variant", "mesh", "dropout"),
-    [pytest.param(*row, id=f"{row[1]} on {row[0]}, {row[2]}, dropout {row[3]:g}") for row in ROWS],
+    [
+        pytest.param(
+            *row,
+            id=f"{row[1]} on {row[0]}, {row[2]}, dropout {row[3]:g}",
+            marks=[pytest.mark.slow] if row[1] == "budget" else [],
+        )
+        for row in ROWS
+    ],
 )
 def test_is_equal_to_the_twin_and_to_the_dense_model(
     pool2: RankPool, pool4: RankPool, schedule: str, variant: str, mesh: str, dropout: float
 ) -> None:
-    is_freed = bool(refusal_of(schedule, variant, mesh, dropout))
-    case = case_of(schedule, variant, mesh, dropout, **({"reshard_after_forward": False} if is_freed else {}))
+    case = case_of(schedule, variant, mesh, dropout)
     for parity in (pool2 if mesh == "pp2" else pool4).run(cases.parity, case):
         assert not cases.differences(parity)
         (dense,) = parity.chain
         assert parity.level == "bitwise"
         assert dense.level == ("tolerance" if mesh == "shard2_pp2" else "bitwise")
+
+
+COMPILED = (
+    "mesh=pp2 mesh.pp_schedule=1f1b ac=full compile=aot_eager",
+    "mesh=pp2 mesh.pp_schedule=zbv ac=nested compile=aot_eager compile_order=compile_first",
+    "mesh=shard2_pp2 mesh.pp_schedule=zero_bubble ac=selective_op compile=aot_eager",
+    "mesh=pp2 mesh.pp_schedule=zero_bubble ac=compiler_budget compile=aot_eager",
+    "mesh=pp2 mesh.pp_schedule=interleaved ac=full compile=inductor compile_order=compile_first",
+    "mesh=pp2 mesh.pp_schedule=zero_bubble ac=none compile=inductor",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.matrix
+@pytest.mark.parametrize("words", COMPILED)
+def test_blocks_of_stages_may_be_compiled(run: Run, words: str) -> None:
+    sizes = ("model=llama_nano", *SIZES, "model.n_layers=4", "model.dropout=0.1", "batch_size=8")
+    (record,) = run(experiments([[*sizes, "microbatches=4", *words.split()]]))
+    assert record.parity is not None, record.error
+    assert (record.verdict, record.reason) == ("neutral", None)
+
+
+PREDICTED = (
+    "mesh=pp2 mesh.pp_schedule=1f1b ac=full model.n_layers=4",
+    "mesh=shard2_pp2 mesh.pp_schedule=zero_bubble ac=selective_op model.n_layers=4",
+    "mesh=pp2 mesh.pp_schedule=gpipe ac=budget ac.fraction=0.9 model.n_layers=2",
+)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("words", PREDICTED)
+def test_what_a_record_foresees_is_measured_and_solved_for(run: Run, words: str) -> None:
+    (case,) = experiments([["model=llama_nano", *SIZES, "batch_size=8", "microbatches=4", *words.split()]])
+    foreseen = predicted_step(case)
+    (record,) = run([case])
+    assert foreseen is not None
+    assert record.memory is not None
+    assert record.work is not None
+    numbers = {each.name: getattr(record.memory, each.name) for each in fields(StepBytes)}
+    numbers |= {each.name: getattr(record.work, each.name) for each in fields(StepFlops)}
+    assert {name: getattr(foreseen, name) for name in numbers} == numbers
+    fitting = hardware(usable_gib=record.memory.peak_bytes / (1 << 30))
+    solved, _ = solve(case, "mesh.pp", fitting, highest_of_ranks)
+    assert solved.value == 2

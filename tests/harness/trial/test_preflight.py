@@ -189,16 +189,20 @@ def test_refuses_operators_that_cannot_be_saved(line: str, message: str) -> None
             "stages",
             "ac=full stage_ac=[full,none]": "stage_ac: must name one variant a stage, got 2; there are no stages, "
             "which mesh=pp2 has",
-            f"{_PP2} ac=full stage_ac=[[full],{{a:1}}]": "stage_ac: must be of budget, full, nested, none, "
-            "offload, selective_layer, selective_op, torch_remat, got ('full',)",
-            f"{_PP2} ac=full stage_ac=[full,python]": "stage_ac: must be of budget, full, nested, none, offload, "
+            f"{_PP2} ac=full stage_ac=[[full],{{a:1}}]": "stage_ac: must be of full, nested, none, offload, "
+            "selective_layer, selective_op, torch_remat, got ('full',)",
+            f"{_PP2} ac=full stage_ac=[full,python]": "stage_ac: must be of full, nested, none, offload, "
             "selective_layer, selective_op, torch_remat, got 'python'",
-            f"{_PP2} ac=full stage_ac=[none,none]": "stage_ac: must have ac=full on a stage, got none, none; use "
-            "ac=full, for example",
-            f"{_PP2} stage_ac=[full,none]": "stage_ac: has no effect with ac=none, got full, none; use ac=full, "
-            "for example",
-            f"{_PP2} ac=full stage_ac=[full,budget]": "stage_ac: budget needs options of its own: ac: give exactly "
-            "one of ac.budget_gib, ac.fraction, ac.plan_file, got none of them",
+            f"{_PP2} ac=full stage_ac=[none,none]": "stage_ac: must have full for a stage, got none, none; leave "
+            "it out",
+            f"{_PP2} ac=full stage_ac=[nested,none]": "stage_ac: must have full for a stage, got nested, none; "
+            "use ac=nested",
+            f"{_PP2} stage_ac=[full,none]": "stage_ac: has no effect with ac=none, got full, none; use ac=full",
+            f"{_PP2} ac=full stage_ac=[full,budget]": "stage_ac: must be of full, nested, none, offload, "
+            "selective_layer, selective_op, torch_remat, got 'budget'; ac=budget plans for each stage, without "
+            "stage_ac",
+            f"{_PP2} ac=budget ac.fraction=0.8 stage_ac=[budget,none]": "stage_ac: must be empty for ac=budget, "
+            "which plans for each stage, got budget, none; leave it out",
             f"{_PP2} mesh.pp_schedule=zbv ac=full stage_ac=[full,torch_remat,none,none]": "ac: torch_remat does "
             "not suit zbv, whose two parts of a backward ask it twice: it recomputes a region once; use "
             "mesh.pp_split_backward=false or mesh.pp_schedule=1f1b, or ac=full",
@@ -207,14 +211,17 @@ def test_refuses_operators_that_cannot_be_saved(line: str, message: str) -> None
             "mesh=pp2 microbatches=4 model=llama_nano wrap_order=call_site ac=full": "wrap_order: mesh.pp=2 "
             "cuts the model into stages, and call_site makes one region of the whole; use inside_fsdp, or "
             "mesh.pp=1",
-            "mesh=pp2 microbatches=4 model=llama_nano compile=aot_eager compile_scope=model": "compile: "
-            "mesh.pp=2 cuts the model into stages, and compiled ones have not been measured; use compile=none, "
-            "or mesh.pp=1",
+            "mesh=pp2 microbatches=4 model=llama_nano compile=aot_eager compile_scope=model": "compile_scope: "
+            "must be blocks: mesh.pp=2 cuts the model into stages, whose forwards end in the middle of the "
+            "model's, got model; or use compile=none",
+            "mesh=pp2 microbatches=4 model=llama_nano compile=aot_eager ac=budget ac.fraction=0.8 "
+            "ac.executor=compiled": "ac.executor: must be eager: mesh.pp=2 cuts the model into stages, whose "
+            "calls in flight no plan of one graph counts, got compiled; or use mesh.pp=1",
             "mesh=pp2 microbatches=4 model=llama_nano chunk=budget chunk.fraction=0.5": "chunk: mesh.pp=2 cuts "
             "the model into stages, and chunk=budget plans the whole; use chunk=none, or mesh.pp=1",
             "mesh=pp2 microbatches=4 model=llama_nano ac=budget ac.fraction=0.5 ac.host_gib=1": "ac.host_gib: "
             "must be 0: mesh.pp=2 cuts the model into stages, and plans of stages move nothing to the host, "
-            "got 1; use mesh.pp=1",
+            "got 1; or use mesh.pp=1",
             "mesh=pp2 mesh.pp_schedule=zbv microbatches=4 model=llama_nano ac=torch_remat": "ac: torch_remat "
             "does not suit zbv, whose two parts of a backward ask it twice: it recomputes a region once; "
             "use mesh.pp_split_backward=false or mesh.pp_schedule=1f1b, or ac=full",
@@ -222,7 +229,8 @@ def test_refuses_operators_that_cannot_be_saved(line: str, message: str) -> None
                 "ac.use_reentrant: true does not suit zbv, which asks for gradients of inputs by "
                 "autograd.grad; use mesh.pp_split_backward=false or mesh.pp_schedule=1f1b"
             ),
-            "mesh=shard2_pp2 mesh.pp_schedule=zbv microbatches=4 model=llama_nano": (
+            "mesh=shard2_pp2 mesh.reshard_after_forward=true mesh.pp_schedule=zbv microbatches=4 "
+            "model=llama_nano": (
                 "mesh.reshard_after_forward: true does not suit zbv: torch looks for the weights of a backward "
                 "in two parts among those that FSDP has freed, and loses their gradients; use false, or "
                 "mesh.pp_split_backward=false or mesh.pp_schedule=1f1b"
