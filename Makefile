@@ -46,8 +46,6 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Not among them, because it needs transformers, timm, torchvision and diffusers:
-# `python -m bench.chunking --part third_party`.
 bench: $(STAMP)
 	for name in $(BENCHES); do $(BIN)/python -m bench.$$(echo $$name | sed 's/:/ --part /') || exit 1; done
 	$(BIN)/python -m bench.chunking --part chunk_points --training --out outputs/bench/chunk_points_training.json

@@ -9,7 +9,6 @@ from bench.output import run_part
 PARTS = {
     "budgets": "which budgets of activations are kept, for how much time",
     "chunk_points": "the same at published points, and the longest sequence in fixed bytes",
-    "third_party": "architectures of other libraries at half of their bytes",
 }
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.gallery.entries import judged
+from bench.gallery import judged
 from harness.measure.probes.likely_causes import CAUSES
 from tests.gallery.entries import CONTROLS, DEFECTS
 from tests.gallery.rows import OF_ONE_CAUSE, rows_of

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 from torch.utils.checkpoint import CheckpointError
 
-from bench.architectures import Positional, library_of, makers, missing_libraries
 from strategies.ac.nested import Nested
 from strategies.base import StrategyError
+from tests.matrix.architectures import Positional, library_of, makers, missing_libraries
 
 STEPS = 2
 _DROPOUT, _LEARNING_RATE, _SHORTER, _CLASSES = 0.1, 0.1, 7, 2

@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 import gc
 import re
+import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 import torch
@@ -59,9 +60,9 @@ class Judged:
     is_named: bool
 
 
-def main(words: Sequence[str]) -> int:
+def main() -> int:
     """Judge all entries, print the table, write the JSON; 1 if a verdict is wrong."""
-    arguments = _arguments(words)
+    arguments = _arguments()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     wanted = tuple(arguments.only or ("n", "c"))
@@ -119,10 +120,10 @@ def _not_run(name: str, lacking: str) -> Judged:
     )  # fmt: skip
 
 
-def _arguments(words: Sequence[str]) -> argparse.Namespace:
+def _arguments() -> argparse.Namespace:
     made = parser(__doc__, "gallery")
     made.add_argument("--only", nargs="+", help="how names of modules start")
-    return made.parse_args(words)
+    return made.parse_args()
 
 
 def _table(rows: list[Judged]) -> Table:
@@ -145,3 +146,7 @@ def _table(rows: list[Judged]) -> Table:
         title=f"torch {torch.__version__}: {right[0]} of {len(defects)} defects found, {named} of them with "
         f"the culprit named, {explained} with their number; {right[1]} of {len(controls)} controls passed",
     )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

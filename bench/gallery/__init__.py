@@ -1,1 +1,0 @@
-"""What the check says of known cases."""
