@@ -10,7 +10,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 # a command, or command:part
 BENCHES := nested prediction:prediction_speed prediction:step_times budget chunking chunking:chunk_points \
-	overhead overhead:answers overhead:steps tree
+	overhead overhead:steps tree
 GPU_WHEELS := antlr4-python3-runtime|hydra-core|omegaconf|submitit
 
 TORCH ?= 2.15.0

@@ -7,7 +7,6 @@ import sys
 from bench.output import run_part
 
 PARTS = {
-    "trial_cost": "where the wall time of a trial goes beside its steps",
     "answers": "how long help, a refusal, a finished sweep and a report take",
     "steps": "what timed steps cost beyond a bare training loop",
 }
