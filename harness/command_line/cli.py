@@ -505,7 +505,10 @@ def _predict(
 
 def _found(rows: Sequence[PlannedPoint], count: int) -> str:
     """Return the sentence about a search: how much was predicted, and what nothing undercuts."""
-    best, costs = front(rows), "bytes and FLOPs" if rows[0].hardware is None else "bytes and step time"
+    best, costs = (
+        front(rows),
+        "bytes and FLOPs" if rows[0].outlook.hardware is None else "bytes and step time",
+    )
     names = "; ".join(point_labels([row.shown for row in best])) or "none"
     return f"predicted {len(rows)} of {count} points; on the front of {costs}: {names}"
 

@@ -14,7 +14,7 @@ from harness.launchers.task import Point
 from harness.measure.environment import describe, environment_id
 from harness.predict.hardware import Hardware
 from harness.ranks.forkserver import ForkServerError
-from harness.records.predicted_step import SolvedField, assuming
+from harness.records.predicted_step import Outlook, SolvedField, assuming
 from harness.records.record import Identity, Record, refused
 from harness.report.content.plan_table import PlannedPoint
 from harness.report.facts.labels import point_labels
@@ -65,7 +65,7 @@ def exit_code(rows: Sequence[PlannedPoint]) -> int:
     """Return 0 where everything fits, 2 where everything is refused, and otherwise 1."""
     if all(row.record.status == "refused" and not row.is_defect for row in rows):
         return REFUSED
-    is_good = all(row.fits is not False and row.record.status == "predicted" for row in rows)
+    is_good = all(row.outlook.fits is not False and row.record.status == "predicted" for row in rows)
     return ALL_FIT if is_good else SOME_DO_NOT_FIT
 
 
@@ -87,7 +87,7 @@ def without_predicted_oom(
         raise ConfigError("skip_predicted_oom", "needs a memory to fit; name one, such as hardware=h100")
     left = [point for point in points if point.experiment is not None and not is_done(point.experiment)]
     rows = planned([(point, hardware) for point in left], None, lambda _: "to run", ask)
-    oom = {row.record.trial_id: _too_large(row) for row in rows if row.fits is False}
+    oom = {row.record.trial_id: _too_large(row) for row in rows if row.outlook.fits is False}
     for row in rows:
         if row.record.error is not None:
             sys.stderr.write(f"acbench: runs without a prediction: {row.record.error.message}\n")
@@ -106,10 +106,11 @@ def _answered(questions: Sequence[Question], ask: Ask) -> Sequence[Answer]:
 
 
 def _too_large(row: PlannedPoint) -> PredictedOomError:
-    assert row.needed_bytes is not None
-    assert row.usable_bytes is not None
-    needed, usable = human_bytes(row.needed_bytes), human_bytes(row.usable_bytes)
-    problem = f"{row.hardware} has {usable} for a rank, and the predicted peak is {needed}"
+    said = row.outlook
+    assert said.needed_bytes is not None
+    assert said.usable_bytes is not None
+    needed, usable = human_bytes(said.needed_bytes), human_bytes(said.usable_bytes)
+    problem = f"{said.hardware} has {usable} for a rank, and the predicted peak is {needed}"
     if row.record.assumes:
         problem = f"{problem}; {assuming(row.record.assumes)}"
     return PredictedOomError("hardware", problem)
@@ -123,22 +124,19 @@ def _row(
 ) -> PlannedPoint:
     """Return the row of a point with its answer."""
     record, solved = answer.record, answer.solved
-    if record is None:
-        return PlannedPoint(
-            asked=point.resolved,
-            record=_refused(point, answer.refusal),
-            state="refused",
-            hardware=None if hardware is None else hardware.name,
-            usable_bytes=None if hardware is None else hardware.usable_bytes,
-            is_defect=isinstance(answer.refusal, UnplannedError),
-        )
-    assert record.memory is not None, "a prediction has bytes"
-    return PlannedPoint(
-        asked=point.resolved,
-        record=record,
-        state=state(point),
+    outlook = Outlook(
+        state="refused",
         hardware=None if hardware is None else hardware.name,
         usable_bytes=None if hardware is None else hardware.usable_bytes,
+    )
+    if record is None:
+        refusal = _refused(point, answer.refusal)
+        is_defect = isinstance(answer.refusal, UnplannedError)
+        return PlannedPoint(asked=point.resolved, record=refusal, outlook=outlook, is_defect=is_defect)
+    assert record.memory is not None, "a prediction has bytes"
+    outlook = replace(
+        outlook,
+        state=state(point),
         needed_bytes=record.memory.peak_bytes if hardware is None else hardware.needed_bytes(record.memory),
         is_stand_in=hardware is not None and hardware.device != FOLLOWED,
         solved=None
@@ -146,6 +144,7 @@ def _row(
         else SolvedField(field=solved.field, value=solved.value, is_limit=solved.is_limit),
         bound_by=answer.bound_by,
     )
+    return PlannedPoint(asked=point.resolved, record=record, outlook=outlook)
 
 
 def _refused(point: Point, refusal: ValueError | None) -> Record:

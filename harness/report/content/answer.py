@@ -16,7 +16,7 @@ from harness.report.content.columns import (
     ratio,
 )
 from harness.report.content.columns import ratio_with_interval as interval
-from harness.report.content.recommendation import baseline_among, recommendation
+from harness.report.content.recommendation import baseline_among, is_offer, recommendation
 from harness.report.facts import quantities
 from harness.report.facts.baseline import baseline, is_sharded, of_baseline
 from harness.report.facts.document import NOTHING, CodeText, Line, LinePart, Number, Statement
@@ -25,7 +25,7 @@ from harness.report.facts.number_words import NumberUnit, and_more
 from harness.report.facts.pareto import ParetoFront, TradeOff
 from harness.report.facts.sweep_records import Entry, SweepRecords, is_on_cpu, sentence
 from harness.report.facts.trial_notes import first_line
-from harness.report.facts.workloads import MOST_WORKLOADS, workloads
+from harness.report.facts.workloads import MOST_WORKLOADS, measured_count, workloads
 
 _WORDS_FOR = {"inert": " does nothing: ", "unverified": " is "}
 _MOST_NAMED = 4
@@ -61,7 +61,7 @@ def advice(sweep: SweepRecords) -> tuple[Statement, ...]:
 def _settings(sweep: SweepRecords) -> tuple[list[Sequence[Entry]], list[ParetoFront]]:
     """Return the trials of each mesh, that with the most measured ones first, and their fronts."""
     settings: list[Sequence[Entry]] = sorted(
-        sweep.by_setting.values(), key=lambda entries: -_measured(entries)
+        sweep.by_setting.values(), key=lambda entries: -measured_count(entries)
     )
     return settings, [sweep.fronts[entries[0].setting] for entries in settings]
 
@@ -92,10 +92,6 @@ def differing(experiments: Sequence[Mapping[str, Any]]) -> Line:
         shown = f"{', '.join(values[:_MOST_VALUES])}{and_more(len(values) - _MOST_VALUES)}"
         line += ["; " if line else "Trials differ in ", CodeText(text=name), f": {shown}"]
     return (*line, ".") if line else ()
-
-
-def _measured(entries: Sequence[Entry]) -> int:
-    return sum(entry.record.memory is not None for entry in entries)
 
 
 def _what_was_trained(sweep: SweepRecords) -> Statement:
@@ -134,7 +130,7 @@ def _of_setting(entries: Sequence[Entry], found: ParetoFront, place: str) -> Ite
     """Yield what saves most, then what needs less and was not timed, or costs less time."""
     compared = [point.entry for point in found.points]
     tried = [point for point in found.points if not point.entry.is_baseline]
-    saving = [point for point in tried if _saves(point.entry)]
+    saving = [point for point in tried if (quantities.PEAK_SAVING.of(point.entry.record) or 0) > 0]
     if saving:
         yield from _offers(found, saving, place)
     elif tried:
@@ -142,7 +138,7 @@ def _of_setting(entries: Sequence[Entry], found: ParetoFront, place: str) -> Ite
         needs = (*_saving(tried[0].entry), *_at_time(tried[0].entry))
         yield sentence(nothing, *needs, ".", of=compared)
     elif compared:
-        needs = (baseline_among(entries), " needs ", *_peak(compared[0]))
+        needs = (baseline_among(entries), " needs ", *number_cell(compared[0], quantities.PEAK))
         only = "" if found.as_on_gpu else "; no other trial has numbers"
         yield sentence(place, *needs, only, ".", of=compared[:1])
     yield from _untimed(entries, saving, place)
@@ -151,7 +147,8 @@ def _of_setting(entries: Sequence[Entry], found: ParetoFront, place: str) -> Ite
 
 def _untimed(entries: Sequence[Entry], saving: Sequence[TradeOff], place: str) -> Iterator[Statement]:
     """Yield what needs less memory than all that was timed."""
-    measured = [entry for entry in entries if entry.record.time is None and _is_offer(entry)]
+    untimed = [entry for entry in entries if entry.record.time is None and not entry.is_as_on_gpu]
+    measured = list(filter(is_offer, untimed))
     smallest = min(measured, key=_peak_bytes, default=None)
     if smallest is None or (saving and saving[0].peak_bytes <= _peak_bytes(smallest)):
         return
@@ -240,16 +237,6 @@ def _count(count: int, what: str) -> Number:
     return Number(value=count, unit=NumberUnit.COUNT, path=f"count {what}")
 
 
-def _saves(entry: Entry) -> bool:
-    share = quantities.PEAK_SAVING.of(entry.record)
-    return share is not None and share > 0
-
-
-def _is_offer(entry: Entry) -> bool:
-    is_tried = entry.record.verdict == "neutral" and not entry.is_baseline
-    return is_tried and _saves(entry) and not entry.is_as_on_gpu
-
-
 def _peak_bytes(entry: Entry) -> int:
     assert entry.record.memory is not None, "only measured trials are compared"
     return entry.record.memory.peak_bytes
@@ -260,13 +247,13 @@ def _saving(entry: Entry) -> Line:
     saved, whole = entry.number(quantities.PEAK_SAVING), entry.number(quantities.BASELINE_PEAK)
     shown = entry.mark.text
     name: Line = (CodeText(text=entry.choice), "" if shown in {"neutral", NOTHING} else f" ({shown})")
-    share = entry.number(quantities.PEAK_SHARE)
+    share, peak = entry.number(quantities.PEAK_SHARE), number_cell(entry, quantities.PEAK)
     if saved is None or share is None or whole is None:
-        return (*name, " needs ", *_peak(entry))
+        return (*name, " needs ", *peak)
     experiment = entry.record.experiment
     of: Line = (" of ", *baseline(experiment)) if is_sharded(experiment) else ()
     does: Line = (" saves ", saved) if saved.value > 0 else (" needs ", share)
-    return (*name, *does, " of the peak memory", *of, " (", *_peak(entry), " of ", whole, ")")
+    return (*name, *does, " of the peak memory", *of, " (", *peak, " of ", whole, ")")
 
 
 def _at_time(entry: Entry) -> Line:
@@ -274,7 +261,3 @@ def _at_time(entry: Entry) -> Line:
     if is_like_baseline(entry):
         return (*line, ", which cannot be told from ", *of_baseline(entry.record.experiment))
     return line
-
-
-def _peak(entry: Entry) -> Line:
-    return number_cell(entry, quantities.PEAK)

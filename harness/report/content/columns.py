@@ -8,7 +8,7 @@ from harness.records.predicted_step import assuming
 from harness.records.record import Record
 from harness.records.statistics import is_distinguishable
 from harness.report.facts import quantities
-from harness.report.facts.document import NOTHING, Line, LinePart, Mark
+from harness.report.facts.document import NOTHING, Line, LinePart, Mark, Table, plain
 from harness.report.facts.quantities import Quantity
 from harness.report.facts.sweep_records import Entry
 
@@ -42,7 +42,7 @@ PHASES = ("forward", "backward", "optimizer")
 _LIKE_ONE = Mark(
     text="≈1", about="cannot be told from the baseline's step time: the interval reaches 1 ± 0.01"
 )
-AS_ON_GPU = Mark(
+_AS_ON_GPU = Mark(
     text="GPU", about="what a GPU would need; on a CPU the host memory it moves to is the same memory"
 )
 
@@ -63,6 +63,16 @@ def twin_cells(entries: Sequence[Entry]) -> dict[str, Line] | None:
     cells: dict[str, Line] = dict.fromkeys(_CELLS, (NOTHING,))
     cells["status"] = (Mark(text=entry.record.status),)
     return cells | {heading: number_cell(entry, quantity) for heading, quantity in known.items()}
+
+
+def filled_table(
+    rows: Sequence[Mapping[str, Line]], *, key: str, title: str, about: str, is_folded: bool = False
+) -> Table:
+    """Return a table of the columns that say something."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    shown = [name for name in names if any(plain(row.get(name, (NOTHING,))) != NOTHING for row in rows)]
+    cells = tuple(tuple(row.get(name, (NOTHING,)) for name in shown) for row in rows)
+    return Table(key=key, title=title, columns=tuple(shown), rows=cells, about=about, is_folded=is_folded)
 
 
 def legend(sentences: Legend, columns: Collection[str]) -> tuple[str, ...]:
@@ -101,10 +111,10 @@ def is_like_baseline(entry: Entry) -> bool:
     return not is_distinguishable(time.ratio_to_baseline)
 
 
-def peak(entry: Entry) -> Line:
-    """Return the peak, marked where it is what a GPU would need and not this CPU."""
-    line = number_cell(entry, quantities.PEAK)
-    return (*line, " ", AS_ON_GPU) if entry.is_as_on_gpu else line
+def on_gpu(entry: Entry, quantity: Quantity) -> Line:
+    """Return a number of bytes, marked where it is what a GPU would need and not this CPU."""
+    line = number_cell(entry, quantity)
+    return (*line, " ", _AS_ON_GPU) if entry.is_as_on_gpu else line
 
 
 def _predicted_peak(entry: Entry) -> Line:
@@ -161,7 +171,7 @@ _CELLS: dict[str, Callable[[Entry], Line]] = {
     "status": lambda entry: (Mark(text=entry.record.status),),
     "verdict": lambda entry: (entry.mark,),
     "saved": _number(quantities.SAVED),
-    "peak": peak,
+    "peak": lambda entry: on_gpu(entry, quantities.PEAK),
     "step time vs baseline": ratio,
     "recomputed FLOPs": _number(quantities.RECOMPUTED_FLOPS),
     "above bound": _number(quantities.ABOVE_BOUND),

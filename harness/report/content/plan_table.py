@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from harness.records.fields import encode
-from harness.records.predicted_step import Outlook, SolvedField, assuming
+from harness.records.predicted_step import Outlook, assuming
 from harness.records.record import Record
 from harness.report.content.columns import Legend
 from harness.report.content.terminal_table import Sheet
@@ -48,44 +48,14 @@ class PlannedPoint:
     Fields:
         asked: the resolved experiment as it was asked for.
         record: the prediction; of the solved experiment where a field was solved for. Or the refusal.
-        state: `to run`, `done`, `elsewhere` or `refused`.
-        hardware: name of the hardware; `None` where none was named.
-        usable_bytes: bytes of it that a rank may take.
-        needed_bytes: bytes of it that a rank takes; `None` where nothing is predicted.
-        is_stand_in: whether kernels of another device were followed than the hardware's.
+        outlook: the answer about the point, next to its prediction.
         is_defect: whether a defect of ours kept it from being predicted.
-        solved: the field that was solved for.
-        bound_by: what the step waits for longest there: `compute`, `memory`, `network` or `host`.
     """
 
     asked: Mapping[str, Any]
     record: Record
-    state: str
-    hardware: str | None = None
-    usable_bytes: int | None = None
-    needed_bytes: int | None = None
-    is_stand_in: bool = False
+    outlook: Outlook
     is_defect: bool = False
-    solved: SolvedField | None = None
-    bound_by: str | None = None
-
-    @property
-    def fits(self) -> bool | None:
-        """True if the step fits; `None` where no hardware was named or nothing is predicted."""
-        return self.outlook.fits
-
-    @property
-    def outlook(self) -> Outlook:
-        """The answer of the record about the point, next to its prediction."""
-        return Outlook(
-            state=self.state,
-            hardware=self.hardware,
-            usable_bytes=self.usable_bytes,
-            needed_bytes=self.needed_bytes,
-            is_stand_in=self.is_stand_in,
-            solved=self.solved,
-            bound_by=self.bound_by,
-        )
 
     @property
     def speed(self) -> float | None:
@@ -106,21 +76,20 @@ class PlannedPoint:
     @property
     def shown(self) -> Mapping[str, Any]:
         """The experiment that names the row: as it was asked for, on the mesh that was solved for."""
-        is_mesh = self.solved is not None and self.solved.field.startswith("mesh.")
+        solved = self.outlook.solved
+        is_mesh = solved is not None and solved.field.startswith("mesh.")
         return {**self.asked, "mesh": self.record.experiment["mesh"]} if is_mesh else self.asked
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as JSON values, with what follows from the hardware."""
+        said = self.outlook
         further = {
-            "fits": self.fits,
-            "hardware": self.hardware,
-            "usable_bytes": self.usable_bytes,
-            "state": self.state,
-            "bound_by": self.bound_by,
+            "fits": said.fits,
+            **{name: getattr(said, name) for name in ("hardware", "usable_bytes", "state", "bound_by")},
             "notes": [*_about(self), *_of_kernels([self])],
         }
-        solved = {} if self.solved is None else {"solved": encode(self.solved)}
-        return replace(self.record, outlook=self.outlook).to_dict() | further | solved
+        solved = {} if said.solved is None else {"solved": encode(said.solved)}
+        return replace(self.record, outlook=said).to_dict() | further | solved
 
 
 def plan_sheet(rows: Sequence[PlannedPoint]) -> Sheet:
@@ -130,7 +99,7 @@ def plan_sheet(rows: Sequence[PlannedPoint]) -> Sheet:
         "model": [group_name(row.asked, "model") for row in rows],
         "variant": [name.variant for name in names],
         "mesh": [name.mesh for name in names],
-        "hardware": [row.hardware or NOTHING for row in rows],
+        "hardware": [row.outlook.hardware or NOTHING for row in rows],
         **_solved_columns(rows),
         **_predicted_columns(rows),
     }
@@ -157,13 +126,13 @@ def _predicted_columns(rows: Sequence[PlannedPoint]) -> dict[str, list[str]]:
     return {
         "saved": [_cell(row, quantities.SAVED) for row in rows],
         "peak": [_cell(row, quantities.PEAK) for row in rows],
-        "fits": [_FITS[row.fits] for row in rows],
+        "fits": [_FITS[row.outlook.fits] for row in rows],
         "FLOPs": [_flops(row.record) for row in rows],
         "step time": [f"{time} *" if index in best else time for index, time in enumerate(times)],
-        "bound by": [row.bound_by or NOTHING for row in rows],
+        "bound by": [row.outlook.bound_by or NOTHING for row in rows],
         "tokens/s": [_cell(row, quantities.TOKENS_PER_S) for row in rows],
         "job's tokens/s": _of_jobs(rows),
-        "state": [row.state for row in rows],
+        "state": [row.outlook.state for row in rows],
         "collectives": [_collectives(row.record) for row in rows],
     }
 
@@ -180,10 +149,11 @@ _FITS = {True: "yes", False: "no", None: NOTHING}
 
 
 def _solved_columns(rows: Sequence[PlannedPoint]) -> dict[str, list[str]]:
-    field = next((row.solved.field for row in rows if row.solved is not None), None)
+    solved = [row.outlook.solved for row in rows]
+    field = next((each.field for each in solved if each is not None), None)
     if field is None:
         return {}
-    values = [None if row.solved is None else row.solved.value for row in rows]
+    values = [None if each is None else each.value for each in solved]
     return {field: ["none" if value is None else f"{value:,}" for value in values]}
 
 
@@ -214,8 +184,8 @@ def _best(rows: Sequence[PlannedPoint]) -> set[int]:
     best: set[int] = set()
     for group in _groups(rows).values():
         known = [index for index in group if rows[index].speed is not None]
-        if any(rows[index].solved for index in known):
-            fitting = [index for index in known if rows[index].fits]
+        if any(rows[index].outlook.solved for index in known):
+            fitting = [index for index in known if rows[index].outlook.fits]
             best |= {_fastest_of(rows, fitting)} if fitting else set()
         else:
             best |= {index for index in known if not any(_beats(rows[other], rows[index]) for other in known)}
@@ -227,7 +197,7 @@ def _fastest_of(rows: Sequence[PlannedPoint], numbers: Sequence[int]) -> int:
 
     def worth(index: int) -> tuple[float, int, bool]:
         row = rows[index]
-        return row.speed or 0, -(row.needed_bytes or 0), group_name(row.asked, "ac") == "none"
+        return row.speed or 0, -(row.outlook.needed_bytes or 0), group_name(row.asked, "ac") == "none"
 
     return max(numbers, key=worth)
 
@@ -244,7 +214,10 @@ def _beats(one: PlannedPoint, other: PlannedPoint) -> bool:
 def _groups(rows: Sequence[PlannedPoint]) -> dict[str, list[int]]:
     """Return the numbers of the rows that differ in strategies alone."""
     return grouped(
-        (repr((row.hardware, {key: row.asked[key] for key in row.asked if key not in STRATEGIES})), index)
+        (
+            repr((row.outlook.hardware, {key: row.asked[key] for key in row.asked if key not in STRATEGIES})),
+            index,
+        )
         for index, row in enumerate(rows)
     )
 
@@ -259,17 +232,18 @@ def _notes(rows: Sequence[PlannedPoint], names: Sequence[str]) -> Iterator[str]:
 
 
 def _of_kernels(rows: Sequence[PlannedPoint]) -> Iterator[str]:
-    if any(row.is_stand_in for row in rows):
+    if any(row.outlook.is_stand_in for row in rows):
         yield KERNELS
 
 
 def _fastest(rows: Sequence[PlannedPoint], names: Sequence[str]) -> Iterator[str]:
     """Yield for each hardware the fastest point that fits."""
     for group in _groups(rows).values():
-        fitting = [index for index in group if rows[index].fits and rows[index].speed is not None]
+        fitting = [index for index in group if rows[index].outlook.fits and rows[index].speed is not None]
         if fitting:
             best = _fastest_of(rows, fitting)
-            yield f"fastest that fits {rows[best].hardware}: {names[best]}, {_speed_in_words(rows[best])}"
+            where, speed = rows[best].outlook.hardware, _speed_in_words(rows[best])
+            yield f"fastest that fits {where}: {names[best]}, {speed}"
 
 
 def _speed_in_words(row: PlannedPoint) -> str:
@@ -288,9 +262,8 @@ def _about(row: PlannedPoint) -> Iterator[str]:
     if row.record.assumes:
         yield assuming(row.record.assumes)
     yield from replaced(row.record)
-    if row.solved is None:
-        return
-    if row.solved.value is None and row.needed_bytes is not None:
-        yield f"no {row.solved.field} fits; the smallest step needs {human_bytes(row.needed_bytes)}"
-    if row.solved.is_limit:
-        yield f"{row.solved.field} is at its own limit, not at that of the memory"
+    solved, needed = row.outlook.solved, row.outlook.needed_bytes
+    if solved is not None and solved.value is None and needed is not None:
+        yield f"no {solved.field} fits; the smallest step needs {human_bytes(needed)}"
+    if solved is not None and solved.is_limit:
+        yield f"{solved.field} is at its own limit, not at that of the memory"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from harness.records.merge_ranks import Work
 from harness.records.record import Record
-from harness.report.content.columns import AS_ON_GPU, number_cell, unequal
+from harness.report.content.columns import filled_table, number_cell, on_gpu, unequal
 from harness.report.facts import quantities
-from harness.report.facts.document import NOTHING, Line, LinePart, Mark, Statement, Table, plain
+from harness.report.facts.document import NOTHING, Line, LinePart, Mark, Statement, Table
 from harness.report.facts.number_words import NumberUnit, and_more, in_words
 from harness.report.facts.quantities import Quantity
 from harness.report.facts.sweep_records import Entry, SweepRecords, grouped, sentence
@@ -26,7 +26,7 @@ def beside_measured(sweep: SweepRecords) -> Table:
         (entry for entry in sweep.entries if quantities.PREDICTED_PEAK.of(entry.record) is not None),
         key=lambda entry: (-_exact_error(entry.record), -_time_error(entry.record), entry.name),
     )
-    return _table(
+    return filled_table(
         [_beside(entry) for entry in found],
         key="predictions",
         title="Predicted and measured",
@@ -58,7 +58,7 @@ def outlooks(sweep: SweepRecords) -> Table:
             "state": (outlook.state,),
             "hardware": (outlook.hardware or NOTHING,),
             **_solved(entry),
-            "needs": _needs(entry),
+            "needs": on_gpu(entry, quantities.NEEDED),
             "has": number_cell(entry, quantities.USABLE),
             "fits": (Mark(text=_FITS[outlook.fits]),),
             "step time": number_cell(entry, quantities.STEP_TIME),
@@ -69,7 +69,7 @@ def outlooks(sweep: SweepRecords) -> Table:
         for entry in sweep.entries
         if (outlook := entry.record.outlook) is not None
     ]
-    return _table(
+    return filled_table(
         rows,
         key="outlooks",
         title="What fits",
@@ -111,11 +111,6 @@ def _solved(entry: Entry) -> dict[str, Line]:
         return {}
     value = "none" if solved.value is None else f"{solved.value:,}"
     return {f"largest {solved.field}": (f"{value}{', its own limit' if solved.is_limit else ''}",)}
-
-
-def _needs(entry: Entry) -> Line:
-    line = number_cell(entry, quantities.NEEDED)
-    return (*line, " ", AS_ON_GPU) if entry.is_as_on_gpu else line
 
 
 def _pair(entry: Entry, pair: tuple[Quantity, Quantity]) -> Line:
@@ -180,13 +175,3 @@ def _collectives(record: Record) -> str:
         return f"{unequal(record, _DIFFERS).text} {named}"
     count = sum(number for by_name in found[0][1].values() for number in by_name.values()) if found else 0
     return f"all {count}, with their bytes" if count else NOTHING
-
-
-def _table(
-    rows: Sequence[Mapping[str, Line]], *, key: str, title: str, about: str, is_folded: bool = False
-) -> Table:
-    """Return a table of the columns that say something."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    shown = [name for name in names if any(plain(row.get(name, (NOTHING,))) != NOTHING for row in rows)]
-    cells = tuple(tuple(row.get(name, (NOTHING,)) for name in shown) for row in rows)
-    return Table(key=key, title=title, columns=tuple(shown), rows=cells, about=about, is_folded=is_folded)

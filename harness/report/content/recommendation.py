@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from harness.records.record import is_baseline
 from harness.report.content.columns import ratio_with_interval
 from harness.report.facts import quantities
 from harness.report.facts.baseline import baseline, is_sharded
@@ -53,7 +52,7 @@ def recommendation(fronts: Sequence[ParetoFront], *, names_meshes: bool) -> Iter
 
 def recommended(front: ParetoFront) -> TradeOff | None:
     """Return the trial to use by the rule above; `None` where no neutral trial saves peak memory."""
-    tried = [point for point in front.points if _is_offer(point)]
+    tried = [point for point in front.points if is_offer(point.entry)]
     offers = [point for point in tried if point.entry.trial_id not in front.dominated] or tried
     if not offers:
         return None
@@ -97,6 +96,12 @@ def _advice(front: ParetoFront) -> Line | None:
     return (name, ": ", saved, " less peak memory", *of, *cost, *_on_gpu(front, saved.value))
 
 
+def is_offer(entry: Entry) -> bool:
+    """Return whether a trial is neutral and saves memory."""
+    is_tried = entry.record.verdict == "neutral" and not entry.is_baseline
+    return is_tried and (quantities.PEAK_SAVING.of(entry.record) or 0) > 0
+
+
 def _on_gpu(front: ParetoFront, share: float) -> Line:
     """Return what a trial that moves to host memory frees on a GPU, if that is more than `share`."""
     for point in front.as_on_gpu[:1]:
@@ -105,12 +110,6 @@ def _on_gpu(front: ParetoFront, share: float) -> Line:
             name = CodeText(text=point.entry.choice)
             return ("; ", name, " frees ", saved, " on a GPU, for copies to the host that a CPU cannot time")
     return ()
-
-
-def _is_offer(point: TradeOff) -> bool:
-    record = point.entry.record
-    saved = quantities.PEAK_SAVING.of(record)
-    return record.verdict == "neutral" and not is_baseline(record.experiment) and (saved or 0) > 0
 
 
 def _saved(point: TradeOff) -> float:

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.report.content.columns import (
-    AS_ON_GPU,
     LEGEND,
     PHASES,
     TWIN,
     legend,
     number_cell,
+    on_gpu,
     ratio,
     result_cells,
     twin_cells,
@@ -82,7 +82,7 @@ def savings(sweep: SweepRecords) -> Table:
         {
             "variant": (entry.choice,),
             "mesh": (entry.mesh,),
-            "saves": _saves(entry),
+            "saves": on_gpu(entry, quantities.PEAK_SAVING),
             "step time vs baseline": ratio(entry),
             "standing": _standing(entry, front),
         }
@@ -108,11 +108,6 @@ def _tried(entries: Sequence[Entry]) -> list[Entry]:
         (share, entry) for entry in tried if (share := quantities.PEAK_SHARE.of(entry.record)) is not None
     ]
     return [entry for _, entry in sorted(known, key=lambda each: each[0])]
-
-
-def _saves(entry: Entry) -> Line:
-    on_gpu: Line = (" ", AS_ON_GPU) if entry.is_as_on_gpu else ()
-    return (*number_cell(entry, quantities.PEAK_SAVING), *on_gpu)
 
 
 def _standing(entry: Entry, front: ParetoFront) -> Line:

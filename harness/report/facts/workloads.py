@@ -31,7 +31,7 @@ class Workload:
 def workloads(sweep: SweepRecords) -> tuple[Workload, ...]:
     """Return the workloads of a sweep, the best examined first."""
     groups = grouped((entry.workload, entry) for entry in sweep.entries)
-    ordered = sorted(groups.values(), key=_measured, reverse=True)
+    ordered = sorted(groups.values(), key=measured_count, reverse=True)
     names = _names({entries[0].workload: entries[0] for entries in ordered})
     return tuple(
         Workload(name=names[entries[0].workload], sweep=replace(sweep, entries=tuple(entries)))
@@ -39,7 +39,8 @@ def workloads(sweep: SweepRecords) -> tuple[Workload, ...]:
     )
 
 
-def _measured(entries: Sequence[Entry]) -> int:
+def measured_count(entries: Sequence[Entry]) -> int:
+    """Return how many trials were measured."""
     return sum(entry.record.memory is not None for entry in entries)
 
 

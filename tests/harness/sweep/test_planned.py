@@ -35,7 +35,7 @@ def _answer(experiment: Experiment) -> Answer:
 
 
 def _rows(*points: tuple[Point, Hardware | None]) -> list[tuple[str, bool | None]]:
-    return [(row.state, row.fits) for row in planned(points, None, lambda _: "to run", ask)]
+    return [(row.outlook.state, row.outlook.fits) for row in planned(points, None, lambda _: "to run", ask)]
 
 
 def test_a_row_says_whether_the_point_fits() -> None:

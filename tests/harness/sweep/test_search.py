@@ -13,6 +13,7 @@ import pytest
 from harness.errors import ConfigError, MissingPackageError
 from harness.launchers.task import Point
 from harness.predict.hardware import Hardware
+from harness.records.predicted_step import Outlook
 from harness.report.content.plan_table import PlannedPoint
 from harness.sweep import search
 from harness.sweep.search import Costs, costs_of, front, searched
@@ -39,7 +40,7 @@ def row(candidate: tuple[Point, Hardware | None], peak: int, flops: int) -> Plan
     result["memory"] |= {"peak_bytes": peak}
     result["work"] |= {"forward_flops": flops, "backward_flops": 0}
     made = replace(record(candidate[0].resolved, result), time=None)
-    return PlannedPoint(asked=candidate[0].resolved, record=made, state="to run")
+    return PlannedPoint(asked=candidate[0].resolved, record=made, outlook=Outlook(state="to run"))
 
 
 def predict(candidate: tuple[Point, Hardware | None]) -> PlannedPoint:

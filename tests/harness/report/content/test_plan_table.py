@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from harness.experiment.experiment import Experiment
 from harness.records import record as records
 from harness.records.measured import TrainedModel
-from harness.records.predicted_step import SolvedField
+from harness.records.predicted_step import Outlook, SolvedField
 from harness.report.content.plan_table import KERNELS, PlannedPoint, plan_sheet
 from tests.harness import records_fixture
 from tests.harness.composing import experiment_of
@@ -22,22 +23,23 @@ def _experiment(ac: str) -> Experiment:
     return experiment_of(f"model=llama_nano data=synthetic mesh.dp_shard=2 ac={ac}")
 
 
-def row(ac: str, peak_gib: int, step_s: float) -> PlannedPoint:
+def row(ac: str, peak_gib: int, step_s: float, **said: Any) -> PlannedPoint:
     experiment = _experiment(ac)
     return PlannedPoint(
         asked=experiment.to_dict(),
         record=predicted(experiment, peak_gib * GIB, step_s),
-        state="to run",
-        hardware="h100",
-        usable_bytes=40 * GIB,
-        needed_bytes=peak_gib * GIB,
+        outlook=Outlook(
+            state="to run", hardware="h100", usable_bytes=40 * GIB, needed_bytes=peak_gib * GIB, **said
+        ),
     )
 
 
 def refused(ac: str) -> PlannedPoint:
     asked = _experiment(ac).to_dict()
     found = records.refused(records_fixture.identity(asked), "mesh: no", at=records_fixture.STARTED)
-    return PlannedPoint(asked=asked, record=found, state="refused", hardware="h100", usable_bytes=40 * GIB)
+    return PlannedPoint(
+        asked=asked, record=found, outlook=Outlook(state="refused", hardware="h100", usable_bytes=40 * GIB)
+    )
 
 
 def test_of_equally_fast_rows_that_with_the_fewest_bytes_is_named_then_the_plain_one() -> None:
@@ -47,7 +49,7 @@ def test_of_equally_fast_rows_that_with_the_fewest_bytes_is_named_then_the_plain
 
 
 def test_what_a_step_waits_for_is_a_column() -> None:
-    sheet = plan_sheet([replace(row("none", 20, 0.5), bound_by="memory"), row("full", 10, 0.6)])
+    sheet = plan_sheet([row("none", 20, 0.5, bound_by="memory"), row("full", 10, 0.6)])
     assert [cells[sheet.columns.index("bound by")] for cells in sheet.rows] == ["memory", "-"]
 
 
@@ -135,9 +137,9 @@ def test_columns_without_anything_are_left_out() -> None:
 
 def test_a_solved_field_is_a_column_and_the_fastest_is_marked() -> None:
     rows = [
-        replace(row("none", 39, 0.5), solved=SolvedField(field="batch_size", value=1024)),
-        replace(row("full", 39, 0.4), solved=SolvedField(field="batch_size", value=2048, is_limit=True)),
-        replace(row("offload", 50, 0.4), solved=SolvedField(field="batch_size", value=None)),
+        row("none", 39, 0.5, solved=SolvedField(field="batch_size", value=1024)),
+        row("full", 39, 0.4, solved=SolvedField(field="batch_size", value=2048, is_limit=True)),
+        row("offload", 50, 0.4, solved=SolvedField(field="batch_size", value=None)),
     ]
     sheet = plan_sheet(rows)
     columns = dict(zip(sheet.columns, zip(*sheet.rows, strict=True), strict=True))
@@ -159,19 +161,19 @@ def test_what_stands_in_for_the_users_choice_is_said_once() -> None:
 
 
 def test_kernels_of_another_device_are_said_once() -> None:
-    rows = [replace(row(ac, 20, 0.5), is_stand_in=True) for ac in ("none", "full")]
+    rows = [row(ac, 20, 0.5, is_stand_in=True) for ac in ("none", "full")]
     assert plan_sheet(rows).notes.count(KERNELS) == 1
     assert rows[0].to_dict()["notes"] == [KERNELS]
 
 
 def test_a_row_that_was_solved_for_its_mesh_has_that_mesh() -> None:
-    asked = row("full", 20, 0.5)
+    asked = row("full", 20, 0.5, solved=SolvedField(field="batch_size", value=8))
     on_four = experiment_of("model=llama_nano data=synthetic mesh.dp_shard=4 ac=full")
     solved = replace(
         asked,
         record=predicted(on_four, 10 * GIB),
-        solved=SolvedField(field="mesh.dp_shard", value=4, is_limit=True),
+        outlook=Outlook(state="to run", solved=SolvedField(field="mesh.dp_shard", value=4, is_limit=True)),
     )
-    sheet = plan_sheet([solved, replace(asked, solved=SolvedField(field="batch_size", value=8))])
+    sheet = plan_sheet([solved, asked])
     assert [cells[sheet.columns.index("mesh")] for cells in sheet.rows] == ["shard4", "shard2"]
     assert solved.to_dict()["notes"] == ["mesh.dp_shard is at its own limit, not at that of the memory"]
