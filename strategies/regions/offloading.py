@@ -78,7 +78,7 @@ class Offloading:
             try:
                 return body(*args, **kwargs)
             finally:
-                _not_compiled(_settle)(pack)
+                not_compiled(_settle)(pack)
                 pack.enclosing = None  # the graph keeps `pack`, which must not keep what stands around
 
     @property
@@ -182,8 +182,8 @@ def _settle(pack: _Pack) -> None:
     pack.settle()
 
 
-def _not_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what torch.compile calls as it is, where it runs this code between two graphs."""
+def not_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what torch.compile calls as it is: no graph of its own begins there."""
     dynamo = sys.modules.get("torch._dynamo")  # nobody compiles who has not imported it
     return function if dynamo is None else dynamo.disable(function)
 

@@ -57,11 +57,14 @@ class Call:
     """The call of a forward, as far as a recording takes it for constant.
 
     Fields:
+        args, kwargs: inputs.
         kind: equal for calls with inputs of one structure and kind, the same ones of which are one tensor,
             under the same switches of torch.
         tensors: tensors among the inputs, in the order of `tree_leaves`.
     """
 
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
     kind: Hashable
     tensors: tuple[Tensor, ...]
 
@@ -77,7 +80,7 @@ class Call:
         places = {id(tensor): at for at, tensor in enumerate(tensors)}
         same = tuple(places[id(tensor)] for tensor in tensors)
         kinds = tuple(_kind_of_input(where, leaf) for leaf in leaves)
-        return cls(kind=(structure, kinds, same, switches()), tensors=tensors)
+        return cls(args=args, kwargs=kwargs, kind=(structure, kinds, same, switches()), tensors=tensors)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,9 +6,8 @@ hooks and names stay. Such a region, and FSDP2, may be put around the module aft
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias
@@ -16,7 +15,6 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor, fx, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.overrides import _get_current_function_mode_stack, _pop_mode_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
@@ -39,8 +37,10 @@ from strategies.chunk.running.proof import (
 )
 from strategies.chunk.running.runtime import GIVEN, Callee, running_again
 from strategies.chunk.running.schedule_code import ScopeCode, lower
+from strategies.estimate.patched import outside_of_function_modes
 from strategies.regions.blocks import Chunked, plain_class, plain_named_modules, submodule, unwrapped
 from strategies.regions.disguise import disguise, disguised
+from strategies.regions.offloading import not_compiled
 from strategies.regions.recomputation import Recomputation
 from strategies.regions.rewind import noted_state, python_state_kept
 from strategies.tracing.guard import (
@@ -149,19 +149,19 @@ class ChunkedForward:
             StrategyError: the forward cannot be recorded for inputs of this kind.
         """
         call = Call.of("chunk", args, kwargs)
-        proof = self._proof(module, call, args, kwargs)
+        proof = self._proof(module, call)
         if proof is None:
-            return self._whole(module, call, args, kwargs)
+            return self._whole(module, call)
 
         def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return self._whole(module, Call.of("chunk", args, kwargs), args, kwargs)
+            return self._whole(module, Call.of("chunk", args, kwargs))
 
         assert self.batch is not None
         return self.batch.run(proof, run, (args, kwargs))
 
-    def _whole(self, module: nn.Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _whole(self, module: nn.Module, call: Call) -> Any:
         """Return what the module's own forward returns, of all samples at once."""
-        return self._run(self._known(module, call, args, kwargs), module, call.tensors)
+        return self._run(self._known(module, call), module, call.tensors)
 
     def prove(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Prove what runs for a call, and all that it calls.
@@ -170,13 +170,11 @@ class ChunkedForward:
             StrategyError: as of a call.
         """
         if self.batch is None:
-            self._known(module, Call.of("chunk", args, kwargs), args, kwargs)
+            self._known(module, Call.of("chunk", args, kwargs))
         else:
             self(module, args, kwargs)
 
-    def _known(
-        self, module: nn.Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> ChunkProgram:
+    def _known(self, module: nn.Module, call: Call) -> ChunkProgram:
         """Return the program for a call: a known one that fits, or a new one that is proven."""
         given: frozenset[int] = module.__dict__.pop(GIVEN, frozenset())
         refuse_global_hooks("chunk")
@@ -192,10 +190,10 @@ class ChunkedForward:
         ) or self.alike.find(kind, lambda known: known.taken_over(module, call.tensors))
         if program is None:
             # what follows is no part of the step that somebody may measure or recompute
-            with _unobserved(), self._raising_as_forward(module, call, args, kwargs):
-                program = self._new_program(module, call, args, kwargs, given)
+            with _unobserved(), self._raising_as_forward(module, call):
+                program = self._new_program(module, call, given)
             with _unobserved():
-                self._prove(program, module, call, (args, kwargs), given)
+                self._prove(program, module, call, given)
             self.alike.keep(kind, program)
             self.recorded.keep(kind, program)
         self.programs.keep(kind, program)
@@ -207,25 +205,21 @@ class ChunkedForward:
         of_batch = 0 if self.batch is None else self.batch.chunks
         return of_batch + (0 if latest is None else sum(loop.chunks for loop in latest.code.loops))
 
-    def _proof(
-        self, module: nn.Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> BatchProof | None:
+    def _proof(self, module: nn.Module, call: Call) -> BatchProof | None:
         """Return the proof that a call may run in parts of its batch, `None` where it runs as a whole."""
         if self.batch is None or torch.is_grad_enabled():
             return None
         self.batch.chunks = 0
         if any(is_watched(unwrapped(submodule(module, fqn))) for fqn in self.scopes):
             return None
-        return self.batch.proof(module, call, partial(self._proven, module, call, args, kwargs))
+        return self.batch.proof(module, call, partial(self._proven, module, call))
 
-    def _proven(
-        self, module: nn.Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> BatchProof:
+    def _proven(self, module: nn.Module, call: Call) -> BatchProof:
         """Record a call, and what becomes of parts of its batch."""
         with _unobserved():
-            graphs = self._graphs(module, call, args, kwargs)
+            graphs = self._graphs(module, call)
             flow, reads = BatchFlow.of(graphs), graphs[-1].reads
-            parts = [] if flow is None else self._parts(module, call, flow, (args, kwargs))
+            parts = [] if flow is None else self._parts(module, call, flow)
             is_kept = flow is not None and all(
                 part is not None and flow.is_kept_by(graphs, part, length) for length, part in parts
             )
@@ -234,36 +228,28 @@ class ChunkedForward:
         return BatchProof(guard=guard, flow=flow if is_kept else None, graph=graphs[-1])
 
     def _parts(
-        self, module: nn.Module, call: Call, flow: BatchFlow, inputs: Any
+        self, module: nn.Module, call: Call, flow: BatchFlow
     ) -> list[tuple[int, list[ScopeGraph] | None]]:
         """Return samples and graphs of the chunks of a call, none where forward does not run on so few."""
         assert self.batch is not None
         found: list[tuple[int, list[ScopeGraph] | None]] = []
         for length in sorted(self.batch.lengths(flow.size)):
             try:
-                found.append((length, self._graphs(module, call, *part_of(flow, inputs, 0, length))))
+                args, kwargs = part_of(flow, (call.args, call.kwargs), 0, length)
+                found.append((length, self._graphs(module, replace(call, args=args, kwargs=kwargs))))
             except StrategyError:
                 found.append((length, None))
         return found
 
-    def _new_program(
-        self,
-        module: nn.Module,
-        call: Call,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        given: frozenset[int],
-    ) -> ChunkProgram:
+    def _new_program(self, module: nn.Module, call: Call, given: frozenset[int]) -> ChunkProgram:
         """Return a program for a call that none is known for."""
         known = self.recorded.find((call.kind, given), lambda known: known.taken_over(module, call.tensors))
         if known is None or known.graph.constants:  # they are of another shadow
-            return self._program(module, call, args, kwargs, given)
+            return self._program(module, call, given)
         return replace(known, code=self._code(known.graph, given))
 
     @contextmanager
-    def _raising_as_forward(
-        self, module: nn.Module, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Iterator[None]:
+    def _raising_as_forward(self, module: nn.Module, call: Call) -> Iterator[None]:
         """Raise with the values of the call what forward raises where it cannot be recorded.
 
         So it has the words that it has without a plan, and leaves random numbers and modules as it does.
@@ -274,27 +260,20 @@ class ChunkedForward:
             is_refusal = isinstance(error, StrategyError) and error.__cause__ is None
             if not is_refusal and has_values(module, call.tensors):
                 put_back = noted_state(module)
-                copied, named, _ = copied_inputs(args, kwargs)
+                copied, named, _ = copied_inputs(call.args, call.kwargs)
                 with without_hooks(module, but=module):
                     self._plain(module, *copied, **named)
                 put_back()
             raise
 
-    def _prove(
-        self,
-        program: ChunkProgram,
-        module: nn.Module,
-        call: Call,
-        inputs: tuple[tuple[Any, ...], Mapping[str, Any]],
-        given: frozenset[int],
-    ) -> None:
+    def _prove(self, program: ChunkProgram, module: nn.Module, call: Call, given: frozenset[int]) -> None:
         """Prove a program with the values of a call, unless one like it is proven, or there are none."""
         if not has_values(module, call.tensors):
             return
         places = {id(each): at for at, each in enumerate(call.tensors)}
         kinds = [
             (each.dtype, each.requires_grad, places[id(each)]) if isinstance(each, Tensor) else repr(each)
-            for each in tree_leaves(inputs)
+            for each in tree_leaves((call.args, call.kwargs))
         ]
         key = digest(
             (plain_class(module).__module__, plain_class(module).__qualname__, not self.fqn),
@@ -303,7 +282,7 @@ class ChunkedForward:
             tuple(program.guard.reads.items()),
         )
         if key not in self.proofs.known:
-            self._prove_with_samples(module, inputs, given)
+            self._prove_with_samples(module, call, given)
         if key in self.proofs.known:
             return
 
@@ -319,20 +298,19 @@ class ChunkedForward:
             program=run_program,
             tolerance=program.tolerance,
             given=given,
-        ).prove(*inputs)
+        ).prove(call.args, call.kwargs)
         self.proofs.known.add(key)
 
-    def _prove_with_samples(
-        self, module: nn.Module, inputs: tuple[tuple[Any, ...], Mapping[str, Any]], given: frozenset[int]
-    ) -> None:
+    def _prove_with_samples(self, module: nn.Module, call: Call, given: frozenset[int]) -> None:
         """Prove what runs for some samples of a call, which is mostly what runs for all of them."""
+        inputs = call.args, call.kwargs
         part = first_samples(inputs)
         if part is inputs:
             return
         put_back = noted_state(module)
         try:
             module.__dict__[GIVEN] = given
-            self._known(module, Call.of("chunk", *part), *part)
+            self._known(module, Call.of("chunk", *part))
         except UnprovenError:
             raise
         except Exception:  # noqa: BLE001 (whoever cannot run on a part runs on the whole)
@@ -366,16 +344,9 @@ class ChunkedForward:
         )
         return region(module, _Again(program, module, self.fqn), tensors, {})
 
-    def _program(
-        self,
-        module: nn.Module,
-        call: Call,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        given: frozenset[int],
-    ) -> ChunkProgram:
+    def _program(self, module: nn.Module, call: Call, given: frozenset[int]) -> ChunkProgram:
         """Return the program for a call of this kind: recorded, planned and guarded."""
-        graphs = self._graphs(module, call, args, kwargs)
+        graphs = self._graphs(module, call)
         graph = graphs[-1]
         writes = writes_to_given(graph.graph)
         if writes and share_memory(call.tensors):
@@ -384,9 +355,7 @@ class ChunkedForward:
         guard = Guard.of(module, call.tensors, graph.reads, writes_to_inputs=writes)
         return ChunkProgram.of(graphs, self._code(graph, given), guard)
 
-    def _graphs(
-        self, module: nn.Module, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> list[ScopeGraph]:
+    def _graphs(self, module: nn.Module, call: Call) -> list[ScopeGraph]:
         """Return the graphs of a call, those of inner scopes first."""
         refuse_unseen_calls(module, self.fqn, self.scopes, self.opaque)
         _refuse_parametrized(module)
@@ -399,7 +368,9 @@ class ChunkedForward:
             for fqn in ("", *self.scopes):  # who patched the forward of a scope calls this one
                 vars(shadow.model.get_submodule(fqn)).pop("forward", None)
             with shadow.mode:
-                return shadow, *mapped_once(_of_a_function, shadowed(shadow, (args, kwargs), device))
+                return shadow, *mapped_once(
+                    _of_a_function, shadowed(shadow, (call.args, call.kwargs), device)
+                )
 
         forward = None if self.loss is None else partial(with_loss, loss=self.loss)
         with python_state_kept(module, (), remedy=""):
@@ -426,13 +397,11 @@ def _refuse_parametrized(module: nn.Module) -> None:
 def _unobserved() -> Iterator[None]:
     """Leave the modes of meters and of recomputation, and the hooks of autograd."""
     with (
-        ExitStack() as stack,
         _as_outside_of_inference(),
         _disable_current_modes(),
         saved_tensors_hooks(_same, _same),
+        outside_of_function_modes(),
     ):
-        for _ in _get_current_function_mode_stack():
-            stack.enter_context(_pop_mode_temporarily())
         yield
 
 
@@ -600,16 +569,10 @@ def chunked_forwards(model: nn.Module) -> dict[str, ChunkedForward]:
 class _RunsInChunks(Chunked):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         forward: ChunkedForward = vars(self)[_ATTRIBUTE]
-        return _not_compiled(forward)(self, args, kwargs)
+        return not_compiled(forward)(self, args, kwargs)  # a program is a graph already
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self).__bases__[-1],), dict(vars(self))
-
-
-def _not_compiled(forward: ChunkedForward) -> Callable[..., Any]:
-    """Return what torch.compile calls as it is: a program is a graph already, and its recording none."""
-    dynamo = sys.modules.get("torch._dynamo")  # nobody compiles who has not imported it
-    return forward if dynamo is None else dynamo.disable(forward)
 
 
 def _rebuild(original: Any) -> nn.Module:

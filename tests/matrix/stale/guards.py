@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 from unittest import mock
@@ -50,10 +51,10 @@ def _all_kinds(*names: str) -> Iterator[None]:
     of: Callable[..., guard.Call] = guard.Call.of
     parts = ("structure", "kinds", "same", "switches")
 
-    def coarse(cls: type[guard.Call], where: str, args: Any, kwargs: Any) -> guard.Call:
+    def coarse(_: type[guard.Call], where: str, args: Any, kwargs: Any) -> guard.Call:
         call = of(where, args, kwargs)
         kept = zip(parts, call.kind, strict=True)  # type: ignore[call-overload]
-        return cls(kind=tuple(kind for part, kind in kept if part not in names), tensors=call.tensors)
+        return replace(call, kind=tuple(kind for part, kind in kept if part not in names))
 
     with mock.patch.object(guard.Call, "of", classmethod(coarse)):
         yield
