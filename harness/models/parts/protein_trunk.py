@@ -1,9 +1,9 @@
 """AlphaFold's trunk: blocks that update an MSA and a pair representation, embeddings and heads.
 
 Shapes: B batch, S sequences, R residues, I and J residues of a pair, M width of the MSA, Z width of the
-pair representation.
+pair representation, T hidden width of triangles, H heads, C outer width.
 
-Source: Jumper et al. 2021, doi:10.1038/s41586-021-03819-2, supplement 1.6.
+Source: Jumper et al. 2021, doi:10.1038/s41586-021-03819-2, supplement 1.6 and 1.7.2.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from harness.models.parts.gated_attention import GatedAttention, GlobalAttention
 from harness.models.parts.initialisation import initialise
-from harness.models.parts.msa import ColumnAttention, OuterProductMean, RowAttention, Transition
-from harness.models.parts.triangles import TriangleAttention, TriangleMultiplication
 
 _BRANCHES = 6  # branches that a block adds to the pair representation; it adds three to the MSA
 _FARTHEST = 32  # residues; pairs that are farther apart share one relative position
+_OUTGOING = "bikt,bjkt->bijt"
+_INCOMING = "bkit,bkjt->bijt"
 
 
 class Evoformer(nn.Module):
@@ -136,3 +137,113 @@ class SharedDropout(nn.Module):
             return x
         ones = x.new_ones([1 if dim == self.dim else size for dim, size in enumerate(x.shape)])
         return x * functional.dropout(ones, self.probability)
+
+
+class RowAttention(nn.Module):
+    """Attention among the residues of each sequence, biased by their pairs (algorithm 7)."""
+
+    def __init__(self, *, width: int, pair_width: int, n_heads: int, head_width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.pair_norm = nn.LayerNorm(pair_width)
+        self.bias = nn.Linear(pair_width, n_heads, bias=False)
+        self.attention = GatedAttention(width=width, n_heads=n_heads, head_width=head_width)
+
+    def forward(self, msa_BSRM: Tensor, pair_BIJZ: Tensor) -> Tensor:
+        """Return a tensor of shape (B, S, R, M)."""
+        bias_BHIJ = self.bias(self.pair_norm(pair_BIJZ)).permute(0, 3, 1, 2)
+        output: Tensor = self.attention(self.norm(msa_BSRM), bias_BHIJ)
+        return output
+
+
+class ColumnAttention(nn.Module):
+    """Attention among the sequences at each residue (algorithm 8), global in the extra MSA stack (19)."""
+
+    def __init__(self, *, width: int, n_heads: int, head_width: int, is_global: bool) -> None:
+        super().__init__()
+        kind = GlobalAttention if is_global else GatedAttention
+        self.norm = nn.LayerNorm(width)
+        self.attention = kind(width=width, n_heads=n_heads, head_width=head_width)
+
+    def forward(self, msa_BSRM: Tensor) -> Tensor:
+        """Return a tensor of shape (B, S, R, M)."""
+        output: Tensor = self.attention(self.norm(msa_BSRM).transpose(1, 2)).transpose(1, 2)
+        return output
+
+
+class OuterProductMean(nn.Module):
+    """A pair from the outer product of its residues' vectors, averaged over sequences (algorithm 10)."""
+
+    def __init__(self, *, width: int, outer_width: int, pair_width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.left = nn.Linear(width, outer_width)
+        self.right = nn.Linear(width, outer_width)
+        self.wo = nn.Linear(outer_width**2, pair_width)
+
+    def forward(self, msa_BSRM: Tensor) -> Tensor:
+        """Return a tensor of shape (B, I, J, Z)."""
+        x_BSRM = self.norm(msa_BSRM)
+        left_BSIC = self.left(x_BSRM) / msa_BSRM.size(1)
+        outer_BIJCC = torch.einsum("bsic,bsjd->bijcd", left_BSIC, self.right(x_BSRM))
+        output: Tensor = self.wo(outer_BIJCC.flatten(-2))
+        return output
+
+
+class Transition(nn.Module):
+    """`down(relu(up(norm(x))))` (algorithms 9 and 15)."""
+
+    def __init__(self, *, width: int, hidden_width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, hidden_width)
+        self.down = nn.Linear(hidden_width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of the shape of `x`."""
+        output: Tensor = self.down(functional.relu(self.up(self.norm(x))))
+        return output
+
+
+class TriangleMultiplication(nn.Module):
+    """An edge ij from the products of the edges ik and jk, or ki and kj (algorithms 11 and 12)."""
+
+    def __init__(self, *, width: int, hidden_width: int, is_incoming: bool) -> None:
+        super().__init__()
+        self.edges = _INCOMING if is_incoming else _OUTGOING
+        self.norm = nn.LayerNorm(width)
+        self.left = nn.Linear(width, hidden_width)
+        self.left_gate = nn.Linear(width, hidden_width)
+        self.right = nn.Linear(width, hidden_width)
+        self.right_gate = nn.Linear(width, hidden_width)
+        self.product_norm = nn.LayerNorm(hidden_width)
+        self.gate = nn.Linear(width, width)
+        self.wo = nn.Linear(hidden_width, width)
+
+    def forward(self, pair_BIJZ: Tensor) -> Tensor:
+        """Return a tensor of shape (B, I, J, Z)."""
+        z_BIJZ = self.norm(pair_BIJZ)
+        left_BIJT = self.left_gate(z_BIJZ).sigmoid() * self.left(z_BIJZ)
+        right_BIJT = self.right_gate(z_BIJZ).sigmoid() * self.right(z_BIJZ)
+        product_BIJT = torch.einsum(self.edges, left_BIJT, right_BIJT)
+        output: Tensor = self.gate(z_BIJZ).sigmoid() * self.wo(self.product_norm(product_BIJT))
+        return output
+
+
+class TriangleAttention(nn.Module):
+    """Attention among the edges that start, or end, at one residue (algorithms 13 and 14)."""
+
+    def __init__(self, *, width: int, n_heads: int, head_width: int, is_ending: bool) -> None:
+        super().__init__()
+        self.is_ending = is_ending
+        self.norm = nn.LayerNorm(width)
+        self.bias = nn.Linear(width, n_heads, bias=False)
+        self.attention = GatedAttention(width=width, n_heads=n_heads, head_width=head_width)
+
+    def forward(self, pair_BIJZ: Tensor) -> Tensor:
+        """Return a tensor of shape (B, I, J, Z)."""
+        # edges that end at j are those that start at j in the transposed pair, bias included
+        z_BIJZ = self.norm(pair_BIJZ.transpose(1, 2) if self.is_ending else pair_BIJZ)
+        bias_BHIJ = self.bias(z_BIJZ).permute(0, 3, 1, 2)
+        y_BIJZ: Tensor = self.attention(z_BIJZ, bias_BHIJ)
+        return y_BIJZ.transpose(1, 2) if self.is_ending else y_BIJZ

@@ -18,9 +18,16 @@ from harness.errors import ConfigError
 from harness.models import ModelSpec
 from harness.models.evoformer import EvoformerSpec
 from harness.models.parts.gated_attention import GatedAttention
-from harness.models.parts.msa import ColumnAttention, OuterProductMean, RowAttention
-from harness.models.parts.protein_trunk import Evoformer, EvoformerBlock, SharedDropout
-from harness.models.parts.triangles import TriangleAttention, TriangleMultiplication
+from harness.models.parts.protein_trunk import (
+    ColumnAttention,
+    Evoformer,
+    EvoformerBlock,
+    OuterProductMean,
+    RowAttention,
+    SharedDropout,
+    TriangleAttention,
+    TriangleMultiplication,
+)
 
 MakeSpec = Callable[..., ModelSpec]
 Module = TypeVar("Module", bound=nn.Module)
