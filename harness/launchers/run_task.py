@@ -64,46 +64,32 @@ def run_task(
         job: value of `environment.job`.
     """
     try:
-        return _run(task, supervise, call=call, store=store, name=name, resources=resources, job=job)
+        trial_dir = store.prepare(task.trial_id)
+        store.write_file(trial_dir / "experiment.yaml", task.yaml)
+        predicted = foreseen(task.experiment, task.hardware, call)
+        started_at = now()
+        environment = _environment(task, job)
+        outcome, mode = _attempts(task, supervise, trial_dir, resources)
+        if outcome.status == "timeout":
+            outcome = _with_what_was_measured(outcome, task, trial_dir)
+        record = build(
+            _identity(task, name, environment),
+            Ending(
+                status=outcome.status,
+                error=None if outcome.error is None else asdict(outcome.error),
+                started_at=started_at,
+                finished_at=now(),
+            ),
+            outcome.results,
+            environment=environment,
+            predicted=predicted,
+            note=note_of(task.experiment, mode) if outcome.results else _NOTES[mode],
+        )
+        # a rank counts the cores of the machine
+        record = replace(record, environment=record.environment | {"cpus": resources.core_count})
+        store.write(record)
     except (OSError, ValueError) as error:  # its folder cannot be used; a result in it is torn
         return unusable_task(task, error, store=store, name=name, job=job)
-
-
-def _run(
-    task: Task,
-    supervise: Supervise,
-    *,
-    call: Callable[..., Any],
-    store: Store,
-    name: str,
-    resources: Resources,
-    job: Job,
-) -> Record:
-    """Run a trial that is claimed and locked, and write its record."""
-    trial_dir = store.prepare(task.trial_id)
-    store.write_file(trial_dir / "experiment.yaml", task.yaml)
-    predicted = foreseen(task.experiment, task.hardware, call)
-    started_at = now()
-    environment = _environment(task, job)
-    outcome, mode = _attempts(task, supervise, trial_dir, resources)
-    if outcome.status == "timeout":
-        outcome = _with_what_was_measured(outcome, task, trial_dir)
-    record = build(
-        _identity(task, name, environment),
-        Ending(
-            status=outcome.status,
-            error=None if outcome.error is None else asdict(outcome.error),
-            started_at=started_at,
-            finished_at=now(),
-        ),
-        outcome.results,
-        environment=environment,
-        predicted=predicted,
-        note=note_of(task.experiment, mode) if outcome.results else _NOTES[mode],
-    )
-    # a rank counts the cores of the machine
-    record = replace(record, environment=record.environment | {"cpus": resources.core_count})
-    store.write(record)
     return record
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from harness.measure.probes.checkpoint_calls import is_backward
 from harness.models.parts.expert_dispatch import RouterWatch
 from harness.records.measured import Routing
 
@@ -38,7 +39,7 @@ class RoutingLog:
 
         def note(of_experts: Tensor) -> None:
             nonlocal scores
-            if not isinstance(of_experts, FakeTensor) and not _is_recomputed():
+            if not isinstance(of_experts, FakeTensor) and not is_backward():
                 scores = _values(of_experts)
 
         def visited(experts: Tensor) -> Tensor:
@@ -46,7 +47,7 @@ class RoutingLog:
             if isinstance(experts, FakeTensor):
                 return experts
             chosen = _values(experts)
-            if not _is_recomputed():
+            if not is_backward():
                 margin = None if scores is None else _margin(scores, chosen)
                 of_forward, scores = chosen, None
                 self._note(router, tokens=len(chosen), margin=margin, changed=0)
@@ -74,11 +75,6 @@ class RoutingLog:
             margin=min(margins, default=None),
             changed_tokens=max(known.changed_tokens, changed),
         )
-
-
-def _is_recomputed() -> bool:
-    """Say if backward runs a forward."""
-    return bool(torch._C._current_graph_task_id() != -1)  # type: ignore[attr-defined]  # noqa: SLF001 (no public name)
 
 
 def _margin(scores: NDArray[Any], chosen: NDArray[Any]) -> float | None:

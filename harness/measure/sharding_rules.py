@@ -9,23 +9,16 @@ Source: torch/distributed/tensor/_sharding_prop.py, `_propagate_tensor_meta_non_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
-from torch.utils._python_dispatch import _disable_current_modes
 
-from strategies.estimate.patched import wrapped
+from strategies.estimate.patched import outside_of_modes, wrapped
 
 
 @contextmanager
 def unseen_sharding_rules() -> Iterator[None]:
     """Let DTensor ask for shapes outside of all modes inside the scope."""
-    with wrapped(ShardingPropagator, "_propagate_tensor_meta_non_cached", _unseen):
+    with wrapped(ShardingPropagator, "_propagate_tensor_meta_non_cached", outside_of_modes):
         yield
-
-
-def _unseen(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    with _disable_current_modes():
-        return original(*args, **kwargs)

@@ -8,29 +8,26 @@ by operator, and so it does here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from torch._dynamo import convert_frame
-from torch.overrides import _get_current_function_mode_stack, _pop_mode_temporarily
-from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.experiment.experiment import Experiment
 from harness.trial import compilation
 from harness.trial.compilation import compiling
-from strategies.estimate.patched import Wrappings, wrapped
+from strategies.estimate.patched import (
+    LeavesCompiled,
+    Wrappings,
+    outside_of_function_modes,
+    outside_of_modes,
+    wrapped,
+)
 from strategies.tracing.balanced_routing import BalancedFakes
 
 
-class CompiledFakes(BalancedFakes):
+class CompiledFakes(LeavesCompiled, BalancedFakes):
     """Fake tensors that a compiler is given as it is given others."""
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Return true: else Dynamo would let the original function run in place of what it made."""
-        return True
 
 
 def fakes_of(experiment: Experiment) -> BalancedFakes:
@@ -44,7 +41,7 @@ def compiling_fakes(experiment: Experiment) -> Iterator[None]:
     with (
         compiling(experiment),
         wrapped(compilation.Entrance, "__call__", _without_function_modes),
-        wrapped(convert_frame, "_compile", _without_dispatch_modes),
+        wrapped(convert_frame, "_compile", outside_of_modes),  # else Dynamo's fake tensors get into ours
         wrapped(Wrappings, "lifted", _lifted),
     ):
         yield
@@ -52,26 +49,12 @@ def compiling_fakes(experiment: Experiment) -> Iterator[None]:
 
 def _without_function_modes(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a compiled function outside of modes that a trial has not; Dynamo would trace them."""
-    with _no_function_modes():
+    with outside_of_function_modes():
         return original(*args, **kwargs)
 
 
 @contextmanager
 def _lifted(original: Callable[..., Any], /, wrappings: Wrappings) -> Iterator[None]:
     """Lift what a measurement has wrapped, and the modes that a trial has not."""
-    with _no_function_modes(), original(wrappings):
+    with outside_of_function_modes(), original(wrappings):
         yield
-
-
-@contextmanager
-def _no_function_modes() -> Iterator[None]:
-    with ExitStack() as left:
-        for _ in _get_current_function_mode_stack():
-            left.enter_context(_pop_mode_temporarily())
-        yield
-
-
-def _without_dispatch_modes(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Compile outside of all modes: else Dynamo's own fake tensors would get into ours."""
-    with _disable_current_modes():
-        return original(*args, **kwargs)

@@ -25,7 +25,7 @@ from torch.nn.parallel import distributed
 from torch.utils._python_dispatch import _disable_current_modes
 
 from strategies.estimate.liveness import key_of
-from strategies.estimate.patched import replaced, wrapped
+from strategies.estimate.patched import outside_of_modes, replaced, wrapped
 from strategies.estimate.tensors import tensors_in
 from strategies.step.operator_mode import OperatorMode
 
@@ -41,7 +41,7 @@ def as_with_values() -> Iterator[None]:
         replaced(_functional_collectives, "_are_we_tracing", _is_compiling),
         replaced(_flat_param, "_same_storage", _is_same_storage),
         replaced(FakeTensor, "data_ptr", _address),
-        wrapped(DeviceMesh, "__init__", _with_data),
+        wrapped(DeviceMesh, "__init__", outside_of_modes),  # its coordinates are read
         wrapped(dist.Reducer, "_rebuild_buckets", _with_indices),  # type: ignore[attr-defined]
         wrapped(dist, "Reducer", partial(_answered, held)),
     ):
@@ -67,12 +67,6 @@ def _is_same_storage(one: Tensor, other: Tensor) -> bool:
 def _address(tensor: Tensor) -> int:
     """Return a number that tensors share which begin at one place of one storage, as FSDP1 asks."""
     return key_of(tensor) + int(tensor.storage_offset()) * tensor.element_size()
-
-
-def _with_data(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Make a device mesh, whose coordinates are read."""
-    with _disable_current_modes():
-        return original(*args, **kwargs)
 
 
 def _answered(held: list[dist.ProcessGroup], original: Callable[..., Any], /, *args: Any) -> Any:

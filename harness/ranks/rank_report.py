@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.records.fields import decode
+from harness.records.fields import decode_file
 from harness.records.files import read_text, remove, write_atomically
 
 _MOST_BYTES = 256 * 2**20  # of a report; it holds what its rank has measured
@@ -109,12 +109,10 @@ def read_reports(folder: Path) -> dict[int, RankReport]:
 
 def _read(path: Path) -> RankReport | None:
     """Return the report in a file, which another node may replace or remove meanwhile."""
-    try:
-        report = decode(RankReport, _read_json(path), path.name)
-    except ValueError:
+    report = decode_file(RankReport, path, _MOST_BYTES)
+    if report is None or path.name != f"rank{report.rank}.json" or report.phase not in PHASES:
         return None
-    is_right = path.name == f"rank{report.rank}.json" and report.phase in PHASES
-    return report if is_right else None
+    return report
 
 
 def _read_json(path: Path) -> Any:

@@ -16,14 +16,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 from harness.records import files
-from harness.records.fields import decode, encode
+from harness.records.fields import decode_file, encode
 from harness.records.record import Record
 from harness.records.store import ATTEMPT, CLAIM, LOCK, SUBMISSIONS, Store
-
-T = TypeVar("T")
 
 DRIVEN = "driven"
 """The launcher, in their files, of submissions whose driver runs the trials itself."""
@@ -120,7 +117,7 @@ def write_submission(store: Store, submission: Submission) -> None:
 
 def read_submission(store: Store, submission: str) -> Submission | None:
     """Return what is known of a submission; `None` where its file is gone or torn."""
-    return _read(Submission, folder_of(store, submission) / "submission.json")
+    return decode_file(Submission, folder_of(store, submission) / "submission.json", _MOST_BYTES)
 
 
 @contextmanager
@@ -194,7 +191,7 @@ def claim_unless_begun(store: Store, trial_id: str, submission: Submission) -> A
 
 def claimant(store: Store, trial_id: str) -> str | None:
     """Return the submission that a trial is claimed for; `None` where nobody has, or the file is torn."""
-    claimed = _read(_Claim, store.trial_dir(trial_id) / CLAIM)
+    claimed = decode_file(_Claim, store.trial_dir(trial_id) / CLAIM, _MOST_BYTES)
     return None if claimed is None else claimed.submission
 
 
@@ -212,7 +209,7 @@ def write_attempt(store: Store, trial_id: str, attempt: Attempt) -> None:
 
 def read_attempt(store: Store, trial_id: str, submission: str) -> Attempt | None:
     """Return the attempt at a trial for `submission`; `None` where there was none, or the file is torn."""
-    attempt = _read(Attempt, store.trial_dir(trial_id) / ATTEMPT)
+    attempt = decode_file(Attempt, store.trial_dir(trial_id) / ATTEMPT, _MOST_BYTES)
     return attempt if attempt is not None and attempt.submission == submission else None
 
 
@@ -223,7 +220,7 @@ def write_trouble(store: Store, trial_id: str, submission: str, trouble: Trouble
 
 def read_trouble(store: Store, trial_id: str, submission: str) -> Trouble | None:
     """Return why the folder of a trial could not be used; `None` where nobody has said so."""
-    return _read(Trouble, _trouble_path(store, trial_id, submission))
+    return decode_file(Trouble, _trouble_path(store, trial_id, submission), _MOST_BYTES)
 
 
 def record_for(store: Store, trial_id: str, submission: str) -> Record | None:
@@ -248,11 +245,3 @@ def _begun(store: Store, trial_id: str, launcher: str) -> Attempt | None:
 
 def _trouble_path(store: Store, trial_id: str, submission: str) -> Path:
     return folder_of(store, submission) / f"trouble-{trial_id}.json"
-
-
-def _read(cls: type[T], path: Path) -> T | None:
-    """Return what a file says; `None` where it is missing, torn or none of ours."""
-    try:
-        return decode(cls, json.loads(files.read_text(path, _MOST_BYTES)), path.name)
-    except (OSError, ValueError, RecursionError):
-        return None

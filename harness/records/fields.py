@@ -6,12 +6,16 @@ JSON has no NaN and no infinity: such numbers are the strings "nan", "inf" and "
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
+
+from harness.records.files import read_text
 
 T = TypeVar("T")
 
@@ -36,6 +40,14 @@ def decode(cls: type[T], value: object, where: str) -> T:
     """
     decoded: T = _dataclass(cls, value, where)
     return decoded
+
+
+def decode_file(cls: type[T], path: Path, most_bytes: int) -> T | None:
+    """Return the dataclass that a file describes; `None` where it is missing, torn, too long or another."""
+    try:
+        return decode(cls, json.loads(read_text(path, most_bytes)), path.name)
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def encode(value: Any) -> Any:

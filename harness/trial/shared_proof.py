@@ -15,8 +15,8 @@ import torch
 from harness.experiment.experiment import Experiment
 from harness.experiment.protocol import Protocol
 from harness.measure.environment import describe, environment_id
-from harness.records.fields import decode
-from harness.records.files import read_text, write_atomically
+from harness.records.fields import decode_file
+from harness.records.files import write_atomically
 from harness.records.parity_result import Parity
 from harness.records.store import MOST_BYTES
 from harness.trial.links import Link
@@ -43,7 +43,7 @@ class SharedProof:
     def __call__(self, link: Link, compare: Callable[[], Parity | None]) -> Parity | None:
         """Return what `compare` returns, or what it returned in an earlier trial on every rank."""
         path = self._path(link.variant)
-        known = _read(path)
+        known = decode_file(Parity, path, MOST_BYTES)  # None: not there yet, or nothing of ours
         if self.earliest(0 if known is None else None) is None:
             return known
         found = compare()
@@ -57,13 +57,6 @@ class SharedProof:
         canonical = json.dumps([resolved, environment], sort_keys=True)
         digest = hashlib.sha256(canonical.encode()).hexdigest()[:_DIGITS]
         return self.folder / f".dense-{digest}-rank{self.rank}.json"
-
-
-def _read(path: Path) -> Parity | None:
-    try:
-        return decode(Parity, json.loads(read_text(path, MOST_BYTES)), path.name)
-    except (OSError, ValueError, RecursionError):  # not there yet, or nothing that we have written
-        return None
 
 
 def _write(path: Path, parity: Parity) -> None:

@@ -81,7 +81,7 @@ class HoldingKind:
         """Yield key or position of each part in a content, and the part."""
         if self.form in ("mapping", "callable"):
             return iter(content.items())
-        has_parts = self.form in ("sequence", "set") or _has_objects(content)
+        has_parts = self.form in ("sequence", "set") or has_objects(content)
         return (
             enumerate(content.flat if isinstance(content, np.ndarray) else content) if has_parts else iter(())
         )
@@ -167,7 +167,8 @@ def _read_slot(slot: MemberDescriptorType, value: Any) -> Any:
         return _MISSING
 
 
-def _has_objects(content: Any) -> bool:
+def has_objects(content: Any) -> bool:
+    """Return whether an array holds objects rather than numbers."""
     return isinstance(content, np.ndarray) and content.dtype.hasobject
 
 
@@ -178,7 +179,7 @@ def _are_same(now: Any, then: Any) -> bool:
 def _has_same_data(now: Any, then: Any) -> bool:
     if not isinstance(now, np.ndarray):
         return bool(now == then)
-    if _has_objects(now):
+    if has_objects(now):
         return _are_same(list(now.flat), list(then.flat))
     return now.shape == then.shape and bool(now.tobytes() == then.tobytes())
 

@@ -1,4 +1,4 @@
-"""Replacing an attribute of a foreign class or module for the length of a measurement."""
+"""Replacing an attribute of a foreign class or module for the length of a measurement, and leaving modes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
+
+from torch.overrides import _get_current_function_mode_stack, _pop_mode_temporarily
+from torch.utils._python_dispatch import _disable_current_modes
 
 _ORIGINAL = "_acbench_original"
 
@@ -40,6 +43,32 @@ def wrapped(owner: Any, name: str, around: Callable[..., Any]) -> Iterator[None]
 
     vars(call)[_ORIGINAL] = original
     with replaced(owner, name, call):
+        yield
+
+
+class LeavesCompiled:
+    """A dispatch mode with which compiled functions run as they do without it."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Return true: else `torch.compile` would let the original function run in place of what it made."""
+        return True
+
+
+def outside_of_modes(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call `original` outside of all dispatch modes, as `wrapped` takes it."""
+    with _disable_current_modes():
+        return original(*args, **kwargs)
+
+
+@contextmanager
+def outside_of_function_modes() -> Iterator[None]:
+    """Leave all function modes inside the scope."""
+    with ExitStack() as left:
+        for _ in _get_current_function_mode_stack():
+            left.enter_context(_pop_mode_temporarily())
         yield
 
 

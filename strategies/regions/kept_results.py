@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_map_only
 
 from strategies.base import StrategyError
 from strategies.estimate.liveness import key_of
+from strategies.estimate.patched import LeavesCompiled
 from strategies.estimate.tensors import plain_tensors, tensors_in, tensors_written
 from strategies.generators import State, of_device
 from strategies.regions.operator_names import Operator
@@ -68,18 +69,7 @@ class KeptResults:
     of: dict[Operator, list[_Kept | None]] = field(default_factory=lambda: defaultdict(list))
 
 
-class _Mode(TorchDispatchMode):
-    """A mode that sees the operators of a region, and lets `torch.compile` be, as torch's own do."""
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Return true: else `torch.compile` would let the original function run in place of what it made."""
-        return True
-
-
-class Keeping(_Mode):
+class Keeping(LeavesCompiled, TorchDispatchMode):
     """Keeps, in the forward of a region, what `keeps` asks for."""
 
     def __init__(
@@ -135,7 +125,7 @@ class Keeping(_Mode):
                         kept.watched.append(Version(alias, alias._version))  # noqa: SLF001 (as autograd checks it)
 
 
-class Returning(_Mode):
+class Returning(LeavesCompiled, TorchDispatchMode):
     """Returns, in the recomputation of a region, what its forward has kept."""
 
     def __init__(self, results: KeptResults, operators: frozenset[Operator]) -> None:

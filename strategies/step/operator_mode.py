@@ -10,22 +10,17 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
+from strategies.estimate.patched import LeavesCompiled
+
 _QUESTION = torch.ops.prim.device.default
 
 
-class OperatorMode(TorchDispatchMode):
+class OperatorMode(LeavesCompiled, TorchDispatchMode):
     """A dispatch mode that sees operators on local tensors; wrappers such as DTensors come back unwrapped.
 
     Compiled functions run as they do without the mode, which sees the operators that they call. An operator
     of higher order, which calls another with the random numbers of forward, is one operator.
     """
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Return true: else `torch.compile` would let the original function run in place of what it made."""
-        return True
 
     def __torch_dispatch__(
         self,

@@ -30,6 +30,7 @@ from strategies.estimate.anatomy import (
     HoldingKind,
     attributes,
     has_hidden_content,
+    has_objects,
     is_closed,
     kind_of,
 )
@@ -199,7 +200,7 @@ class _Reader:
         content = kind.read(value)
         if kind.form == "generator":
             self.values[name] = _generator_state(content)
-        elif kind.form == "buffer" and not _has_objects(content):
+        elif kind.form == "buffer" and not has_objects(content):
             self.values[name] = _data(content)
         elif kind.form == "set":
             self._members(content, name)
@@ -302,10 +303,6 @@ def _has_memory(tensor: Tensor) -> bool:
 def _generator_state(state: Any) -> Any:
     """Return the state of a generator as a tensor, or a digest of it."""
     return state if isinstance(state, Tensor) else f"generator {_hash(str(state).encode())}"
-
-
-def _has_objects(data: Any) -> bool:
-    return isinstance(data, np.ndarray) and data.dtype.hasobject
 
 
 def _data(data: Any) -> Any:

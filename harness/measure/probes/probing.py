@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -43,6 +43,8 @@ from harness.measure.trainee import Trainee
 from harness.models.base import Batch, joined
 from harness.records.parity_result import First, Parity
 from harness.records.probed import Finding
+
+T = TypeVar("T")
 
 CONTROLS = 3
 """Pairs of plain models that are compared before a variant is blamed."""
@@ -164,41 +166,26 @@ class Probing:
 
     def values(self) -> RecomputedValues | None:
         """Return how recomputed values compare with those of forward; `None` where the step raises."""
-        return tried(
-            lambda: recomputed_values(
-                self.source.trainee(is_variant=True).interrupted(_nothing),
-                self._step(self.source.batches),
-                seed=self.source.seed,
-                dp_rank=self.source.dp_rank,
-                device=self.source.device,
-            )
-        ).value
+        return tried(lambda: self._of_a_step(recomputed_values, is_variant=True)).value
 
     def saved(self) -> tuple[SavedValues, SavedValues] | None:
         """Return what one step of the plain model saves, and one of the variant; `None` where one raises."""
-        return tried(lambda: (self._saved(is_variant=False), self._saved(is_variant=True))).value
+        plain, variant = (partial(self._of_a_step, saved_values, is_variant=each) for each in (False, True))
+        return tried(lambda: (plain(), variant())).value
 
-    def _saved(self, *, is_variant: bool) -> SavedValues:
-        return saved_values(
+    def changed(self) -> tuple[StateChange, ...]:
+        """Return the state that is another one when backward begins than when the plain model read it."""
+        return tried(lambda: self._of_a_step(changed_since, is_variant=False)).value or ()
+
+    def _of_a_step(self, question: Callable[..., T], *, is_variant: bool) -> T:
+        """Return what a step with all its micro-batches in flight answers."""
+        return question(
             self.source.trainee(is_variant=is_variant).interrupted(_nothing),
             self._step(self.source.batches),
             seed=self.source.seed,
             dp_rank=self.source.dp_rank,
             device=self.source.device,
         )
-
-    def changed(self) -> tuple[StateChange, ...]:
-        """Return the state that is another one when backward begins than when the plain model read it."""
-        changes = tried(
-            lambda: changed_since(
-                self.source.trainee(is_variant=False).interrupted(_nothing),
-                self._step(self.source.batches),
-                seed=self.source.seed,
-                dp_rank=self.source.dp_rank,
-                device=self.source.device,
-            )
-        ).value
-        return changes or ()
 
     def late_reads(self, only: Collection[str] | None = None, *, most_steps: int = MOST_STEPS) -> LateReads:
         """Return what a recomputation reads besides its inputs, and would read otherwise had it changed.

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from harness.measure.speed.timing import clock_for
-from harness.records.files import read_text, write_once
+from harness.records.fields import decode_file
+from harness.records.files import write_once
 
 _MOST_BYTES = 2**16  # of a file that holds one rate
 _TERA = 1e12
@@ -102,7 +103,7 @@ def _measured_once(device: torch.device, dtype: torch.dtype, shared: Path) -> Pe
     """Return the rate that the first process on this machine measured, which all others read."""
     words = (platform.node(), device.type, str(dtype).removeprefix("torch."), str(torch.get_num_threads()))
     path = shared / f".peak_rate-{'-'.join(re.sub(r'[^A-Za-z0-9_.]', '_', word) for word in words)}.json"
-    known = _read(path)
+    known = decode_file(PeakRate, path, _MOST_BYTES)
     if known is not None:
         return known
     measured = _measure(device, dtype)
@@ -110,14 +111,7 @@ def _measured_once(device: torch.device, dtype: torch.dtype, shared: Path) -> Pe
         write_once(path, json.dumps(asdict(measured)))
     except OSError:  # a folder that nobody may write to, a file system without links
         return measured
-    return _read(path) or measured
-
-
-def _read(path: Path) -> PeakRate | None:
-    try:
-        return PeakRate(**json.loads(read_text(path, _MOST_BYTES)))
-    except (OSError, ValueError, TypeError, RecursionError):  # not there yet, or nothing that we have written
-        return None
+    return decode_file(PeakRate, path, _MOST_BYTES) or measured
 
 
 def datasheet_rate(device_name: str, dtype: torch.dtype) -> PeakRate | None:

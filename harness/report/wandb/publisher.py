@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import os
 import secrets
 import subprocess
@@ -21,8 +20,8 @@ from typing import IO
 
 from harness.errors import ConfigError, require_at_least, require_one_of
 from harness.process_tree import MARK, end_marked
-from harness.records.fields import decode
-from harness.records.files import make_private_folder, new_file, read_text
+from harness.records.fields import decode_file
+from harness.records.files import make_private_folder, new_file
 from harness.records.record import Record
 from harness.records.store import MARKER, RECORD, Store
 from harness.report.wandb.server_answers import last_answer
@@ -212,11 +211,7 @@ def _missing(kind: str) -> str:
 
 def report_marker(store: Store) -> ReportMarker | None:
     """Return what is known of the sweep's report; `None` where none was written or the file is torn."""
-    try:
-        value = json.loads(read_text(store.root / FOLDER / REPORT, _MOST_BYTES))
-        return decode(ReportMarker, value, REPORT)
-    except (OSError, ValueError, RecursionError):
-        return None
+    return decode_file(ReportMarker, store.root / FOLDER / REPORT, _MOST_BYTES)
 
 
 def records_digest(store: Store) -> str:
@@ -252,10 +247,8 @@ def marker_file(kind: str) -> str:
 
 def marker_of(store: Store, trial_id: str, kind: str = _WANDB) -> Marker | None:
     """Return the marker of a trial whose current record has files of a tracker."""
-    try:
-        value = json.loads(read_text(store.trial_dir(trial_id) / marker_file(kind), _MOST_BYTES))
-        marker = decode(Marker, value, MARKER)
-    except (OSError, ValueError, RecursionError):  # absent, torn or foreign: publish again
+    marker = decode_file(Marker, store.trial_dir(trial_id) / marker_file(kind), _MOST_BYTES)
+    if marker is None:  # publish again
         return None
     is_current = marker.digest == store.digest(trial_id) and (store.root / marker.run_dir).is_dir()
     return marker if is_current else None

@@ -23,6 +23,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_map_only
 
 from strategies.base import StrategyError
+from strategies.estimate.operator_cost import tensors_of
 from strategies.shard.candidates.layout import Shape
 from strategies.tracing.function_graph import FunctionRecorder, Recording
 from strategies.tracing.module_state import CONSTANTS
@@ -154,7 +155,7 @@ class Forward:
             (number, weakref.ref(tensor))
             for number, step in enumerate(followed.steps)
             if step.node.op not in ("placeholder", "get_attr")
-            for tensor in _tensors(step.node)
+            for tensor in tensors_of(step.node)
         ]
         return followed, tensors
 
@@ -326,14 +327,10 @@ def _steps(numbers: Mapping[fx.Node, int]) -> Iterator[RecordedStep]:
         yield RecordedStep(
             node=node,
             arguments=fx.node.map_arg((node.args, node.kwargs), placed),
-            shapes=tuple(tuple(tensor.shape) for tensor in _tensors(node)),
+            shapes=tuple(tuple(tensor.shape) for tensor in tensors_of(node)),
             line=node.meta.get("line", ""),
             within=node.meta.get("within", ()),
         )
-
-
-def _tensors(node: fx.Node) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
 
 
 def _made(shape: Shape, whole: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
