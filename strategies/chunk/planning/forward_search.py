@@ -25,7 +25,6 @@ class LoopCandidate:
 
     Fields:
         items: items of the schedule.
-        at: position of the loop.
         peak_bytes: peak of the whole schedule.
         heights: number of items that reach the peak of the earlier schedule.
         local_bytes: highest total among the items that are new.
@@ -33,7 +32,6 @@ class LoopCandidate:
     """
 
     items: list[fx.Node | Loop]
-    at: int
     peak_bytes: int
     heights: int
     local_bytes: int
@@ -153,7 +151,6 @@ class ForwardSearch:
         changed = [*items[:at], loop, *items[at + 1 :]]
         yield LoopCandidate(
             items=changed,
-            at=at,
             peak_bytes=max(elsewhere, here),
             heights=sum(live >= top for index, live in enumerate(profile.live_bytes) if index != at)
             + (here >= top),
