@@ -12,15 +12,17 @@ from importlib import import_module
 from importlib.util import find_spec
 from inspect import Parameter, signature
 from pathlib import PurePath
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import yaml
-from torch import nn
 
 from strategies.base import StrategyError
-from strategies.regions import operator_names, region, selectors
-from strategies.regions.operator_names import SaveList
-from strategies.regions.recomputation import Recomputation
+from strategies.regions import operator_names, recomputation, region, selectors
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from strategies.regions.operator_names import SaveList
 
 NAME = "policy_fn"
 """Name of the function in a file, as torch's own examples have it."""
@@ -116,7 +118,7 @@ class _OfTorch:
 
     def enclose(self, found: Mapping[str, nn.Module]) -> None:
         for block in found.values():
-            made = Recomputation(
+            made = recomputation.Recomputation(
                 preserve_rng_state=True, early_stop=True, use_reentrant=False, policy=self.function
             )
             region.enclose(block, made)
