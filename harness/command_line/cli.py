@@ -57,7 +57,7 @@ from harness.records.store import Store, trial_id
 from harness.report.content.plan_table import LEGEND as PLAN_LEGEND
 from harness.report.content.plan_table import PlannedPoint, plan_sheet
 from harness.report.content.terminal_table import print_sheet, print_table
-from harness.report.facts.labels import point_labels
+from harness.report.facts.labels import point_label, point_labels
 from harness.sweep import predictions
 from harness.sweep.checks import Elsewhere
 from harness.sweep.dry_run import outline, state_of
@@ -307,8 +307,10 @@ def _judge(points: Sequence[tuple[DictConfig, Point]], chosen: Settings, launche
     budget = OmegaConf.load(_CONF / "ac" / "budget.yaml")
     assert isinstance(budget, DictConfig), "it is a group of options"
     records = {record.trial_id: record for record in result.records}
-    judges = list(plans_at_peaks([(config, each.trial_id) for config, each in points], records, budget))
+    trials = [(config, each.trial_id, point_label(each.resolved)) for config, each in points]
+    judges = list(plans_at_peaks(trials, records, budget, _tell))
     if not judges:
+        _tell("judge: no plan to run; ac=none and ac=budget have none next to them")
         return
     with Agent(PRELOAD) as agent:  # that of the points has ended with them
         elsewhere = _elsewhere(chosen, agent)

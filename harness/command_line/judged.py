@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from omegaconf import DictConfig, open_dict
 
@@ -18,20 +18,26 @@ _OWN_JUDGES = frozenset({"none", "budget"})
 
 
 def plans_at_peaks(
-    points: Iterable[tuple[DictConfig, str]], records: Mapping[str, Record], budget: DictConfig
+    points: Iterable[tuple[DictConfig, str, str]],
+    records: Mapping[str, Record],
+    budget: DictConfig,
+    tell: Callable[[str], None],
 ) -> Iterator[DictConfig]:
     """Yield for each point that has measured a peak the same point with the cheapest plan of that peak.
 
     Args:
-        points: configurations with their trial_ids.
+        points: configurations with their trial_ids, and what messages call them.
         records: the records that there are, by trial_id.
         budget: options of `ac=budget` as the configuration has them.
+        tell: hears why a point has no plan next to it.
     """
-    for config, trial in points:
-        record = records.get(trial)
-        if record is None or record.memory is None or record.status != "ok":
+    for config, trial, label in points:
+        if config.ac.name in _OWN_JUDGES:
             continue
-        if config.ac.name in _OWN_JUDGES or config.mesh.ep > 1:  # no plan is made where ranks share experts
+        record = records.get(trial)
+        reason = _without_plan(config, record)
+        if record is None or record.memory is None or reason:
+            tell(f"judge: no plan next to {label}: {reason}")
             continue
         judge = config.copy()
         with open_dict(judge):
@@ -43,6 +49,17 @@ def plans_at_peaks(
             if config.compile != "none":
                 judge.ac.executor = "compiled"
         yield judge
+
+
+def _without_plan(config: DictConfig, record: Record | None) -> str:
+    """Return why no plan is put next to a point; empty where one is."""
+    if record is None:
+        return "it has no record"
+    if record.status != "ok":
+        return f"it ended as {record.status}"
+    if record.memory is None:
+        return "its record has no peak"
+    return "no plan is made where ranks share experts" if config.mesh.ep > 1 else ""
 
 
 def _gib(number_bytes: int) -> float:

@@ -18,6 +18,7 @@ from harness.records.store import Store, Unreadable, parsed, trial_id
 from harness.report.facts.baseline import of_baselines
 from harness.report.facts.document import NOTHING, LinePart, Mark, Number, Statement, TrialName
 from harness.report.facts.fields_read import as_read
+from harness.report.facts.judges import called_after
 from harness.report.facts.labels import Label, group_name, labels, mesh_sizes, variant_name
 from harness.report.facts.number_words import escaped
 from harness.report.facts.pareto import ParetoFront, pareto_front
@@ -300,6 +301,7 @@ def named(records: Sequence[Record], *, number: int = 0) -> list[Entry]:
     differ = len(set(models)) > 1
     settings = [_shared(record, *STRATEGIES) for record in records]
     twin_steps = pooled_step_times(records, settings)
+    names = called_after(labels(experiments), records, settings)
     return [
         Entry(
             record=record,
@@ -314,7 +316,7 @@ def named(records: Sequence[Record], *, number: int = 0) -> list[Entry]:
             sweep=number,
         )
         for record, experiment, label, model, setting, twin_step_s in zip(
-            records, experiments, labels(experiments), models, settings, twin_steps, strict=True
+            records, experiments, names, models, settings, twin_steps, strict=True
         )
     ]
 

@@ -29,7 +29,7 @@ def measured(peak_bytes: int, host_peak_bytes: int = 0) -> Record:
 
 def plans(line: str, record: Record) -> list[DictConfig]:
     assert isinstance(BUDGET, DictConfig)
-    return list(plans_at_peaks([(composed(line.split()), "one")], {"one": record}, BUDGET))
+    return list(plans_at_peaks([(composed(line.split()), "one", "it")], {"one": record}, BUDGET, pytest.fail))
 
 
 @pytest.mark.parametrize("peak_bytes", [1, ODD, 2**30 - 1, 2**30, 3**25, 80 * 2**30 + 1])
@@ -57,17 +57,34 @@ def test_a_plan_is_one_that_a_pipeline_takes() -> None:
     assert (plan.ac.name, list(plan.stage_ac), plan.ac.host_gib) == ("budget", [], 0)
 
 
+@pytest.mark.parametrize("line", ["ac=none", "ac=budget ac.fraction=0.9"])
+def test_what_needs_no_plan_next_to_it(line: str) -> None:
+    assert plans(line, measured(ODD)) == []
+
+
 @pytest.mark.parametrize(
-    ("line", "record"),
+    ("line", "records", "reason"),
     [
-        pytest.param("ac=none", measured(ODD), id="nothing is recomputed"),
-        pytest.param("ac=budget ac.fraction=0.9", measured(ODD), id="a plan"),
-        pytest.param("ac=full", records_fixture.failed("oom"), id="no peak"),
-        pytest.param("ac=full mesh=ep2 model=moe_nano", measured(ODD), id="no plan is made beside experts"),
+        pytest.param("ac=full", {}, "it has no record", id="did not run"),
+        pytest.param(
+            "ac=full",
+            {"one": records_fixture.failed("oom")},
+            "it ended as oom",
+            id="no peak",
+        ),
+        pytest.param(
+            "ac=full mesh=ep2 model=moe_nano",
+            {"one": measured(ODD)},
+            "no plan is made where ranks share experts",
+            id="shared experts",
+        ),
     ],
 )
-def test_what_has_no_plan_next_to_it(line: str, record: Record) -> None:
-    assert plans(line, record) == []
+def test_a_plan_that_is_not_made_says_why(line: str, records: dict[str, Record], reason: str) -> None:
+    said: list[str] = []
+    assert isinstance(BUDGET, DictConfig)
+    assert list(plans_at_peaks([(composed(line.split()), "one", "it")], records, BUDGET, said.append)) == []
+    assert said == [f"judge: no plan next to it: {reason}"]
 
 
 def test_a_judged_sweep_ends_in_one_table(tmp_path: Path) -> None:
@@ -95,10 +112,5 @@ def test_a_judged_sweep_ends_in_one_table(tmp_path: Path) -> None:
     assert full.bound is not None
     assert plan.bound is not None
     assert 0 <= plan.bound.points_above <= full.bound.points_above
-    assert [
-        line.split()[0] for line in done.stdout.splitlines() if line[:6] in {"none  ", "full  ", "budget"}
-    ] == [
-        "none",
-        "full",
-        "budget",
-    ]
+    rows = [line.partition("  ")[0] for line in done.stdout.splitlines() if "neutral" in line]
+    assert rows[:3] == ["none", "budget at full", "full"]
