@@ -41,6 +41,8 @@ _PACKAGES = (
     "peft",
     "trl",
     "torchtitan",
+    "fairscale",
+    "deepspeed",
 )
 _SOURCE_PACKAGES = ("harness", "strategies")
 _SOURCE_SUFFIXES = {".py", ".cpp"}

@@ -93,6 +93,8 @@ EXAMINED_BY = {
     "strategies/regions/torch_wrappers.py": "tests/strategies/ac/test_python.py",
     "strategies/user_function.py": "tests/harness/models/test_python.py",
     "strategies/foreign/accelerate_calls.py": "tests/strategies/ac/test_accelerate.py",
+    "strategies/foreign/deepspeed_calls.py": "tests/strategies/ac/test_deepspeed.py",
+    "strategies/foreign/fairscale_calls.py": "tests/strategies/ac/test_fairscale.py",
     "strategies/foreign/torchtitan_calls.py": "tests/strategies/ac/test_torchtitan.py",
     "strategies/foreign/transformers_calls.py": "tests/strategies/ac/test_transformers.py",
     "strategies/foreign/trl_calls.py": "tests/strategies/ac/test_trl.py",

@@ -1,0 +1,24 @@
+"""deepspeed: what it costs once `switch_on` has called it, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("deepspeed", reason="deepspeed is not installed: pip install 'acbench[deepspeed]'")
+
+from strategies.ac.deepspeed import Deepspeed
+from strategies.ac.full import Full
+from tests.strategies.foreign.models import BLOCKS, assert_costs_the_same, llama, refusal
+
+LIKE_OURS = Full(**BLOCKS, early_stop=False)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_it_costs_what_the_same_of_ours_costs(use_reentrant: bool) -> None:
+    assert_costs_the_same(Deepspeed(**BLOCKS, use_reentrant=use_reentrant), LIKE_OURS)
+
+
+def test_a_model_without_these_blocks_is_refused() -> None:
+    assert refusal("deepspeed", llama(), layers_fqn="layers") == (
+        "ac.layers_fqn: 'layers' is not a module of LlamaForCausalLM; containers are: model.layers"
+    )
