@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.ac.base import ActivationCheckpointing, RegionMaker
 from strategies.base import Observation, StrategyError
-from strategies.regions import blocks, region
+from strategies.regions import blocks, region, selectors
 
 if TYPE_CHECKING:
     from torch import nn
@@ -115,8 +115,8 @@ class TorchRemat(ActivationCheckpointing):
             kept = self._kept(block)
             missing = next((name for name in self.save_regions if name not in kept), None)
             if missing is not None:
-                known = ", ".join(name for name, _ in block.named_children()) or "none"
-                problem = f"{fqn!r} has no submodule {missing!r}; its children: {known}"
+                near = selectors.nearest(missing, selectors.inside(block))
+                problem = f"{fqn!r} has no submodule {missing!r}; {near}"
                 raise StrategyError("ac.save_regions", problem)
             region.refuse_own_forward({f"{fqn}.{name}": module for name, module in kept.items()})
 
