@@ -11,7 +11,7 @@ layers (`nn.TransformerEncoder`), trials copy example inputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from strategies.estimate.patched import replaced
+from strategies.estimate.patched import replaced, wrapped
 from strategies.tracing.shape_values import with_known_values
 
 
@@ -30,10 +30,19 @@ def as_with_data() -> Iterator[None]:
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with with_known_values(is_traced=True), replaced(FakeTensor, "__deepcopy__", _deep_copied):
+        with (
+            with_known_values(is_traced=True),
+            replaced(FakeTensor, "__deepcopy__", _deep_copied),
+            wrapped(torch.nn.init, "_no_grad_trunc_normal_", _truncated),
+        ):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
+
+
+def _truncated(drawn: Callable[..., Tensor], tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Leave a tensor without data as it is: torch 2.13 draws until all values lie between the bounds."""
+    return tensor if isinstance(tensor, FakeTensor) else drawn(tensor, *args, **kwargs)
 
 
 def _deep_copied(tensor: FakeTensor, memo: dict[Any, Any]) -> Tensor:
