@@ -294,6 +294,14 @@ REPEATED: dict[str, tuple[str, ...]] = {
         "budget_by_class",
     ),
     "tests/strategies/ac/test_budget.py::test_a_dimension_of_one": ("(1, 1, 8)-little kept",),
+    "tests/strategies/ac/test_megatron.py::test_a_label_frees": (
+        "[llama",
+        "[moe-labels5",
+        "[deepseek-labels9",
+    ),
+    "tests/strategies/budget/eager/test_named_fates.py::test_gradients_are_bitwise": (
+        *("-discarded]", "-every second operator]", "[dropout-", "[experts-", "[in place after others"),
+    ),
     "tests/strategies/chunk/test_idioms.py::test_half_of_the_bytes": (
         *(
             "convolutions and attentions",

@@ -21,13 +21,16 @@ ASKED_FOR = (
     "budget",
     "compiler_budget",
     "file",
+    "megatron",
+    "modules",
     "python",
     "torch_remat",
     "torchtitan",
     "transformers",
     "trl",
 )
-"""Variants of AC that `glob(*)` leaves out: they need bytes, a compiler, code of the user's or a package."""
+"""Variants of AC that `glob(*)` leaves out: they need bytes, a compiler, names, code of the
+user's or a package."""
 
 
 class ProductSweeper(BasicSweeper):
@@ -81,7 +84,7 @@ def _choose(override: Override, asked_for: Sequence[str]) -> None:
         value.exclude.extend(absent)
         matched = [name for name in absent if any(fnmatch(name, pattern) for pattern in value.include)]
         if matched:
-            words = "which need a number, a compiler, code of yours or a package: ask for them by name"
+            words = "which need options, a compiler, code of yours or a package: ask for them by name"
             sys.stderr.write(f"ac: the glob leaves out {', '.join(matched)}, {words}\n")
     if not value.filter(options):
         pattern = (override.input_line or "").partition("=")[2]

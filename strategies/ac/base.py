@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from strategies import generators
 from strategies.base import Observation, RunnableStep, Strategy, StrategyError, check_simple_fields
-from strategies.budget.eager import first_call
+from strategies.budget.eager import first_call, named_fates
 from strategies.regions import blocks, offloading, recomputation, region, rewind
 from strategies.regions.split_backward_modes import require_split_backward
 from strategies.written import file_text
@@ -17,6 +17,7 @@ from strategies.written import file_text
 if TYPE_CHECKING:
     from torch import nn
 
+    from strategies.regions.fates import Rules
     from strategies.regions.operator_names import SaveList
     from strategies.regions.policy import Within
     from strategies.regions.region import Region, RegionCallSite
@@ -246,6 +247,62 @@ class Recomputing(ActivationCheckpointing):
     def _within(self) -> Within | None:
         """Return what says when one region keeps the results of its save list; `None` for always."""
         return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ByName(ActivationCheckpointing):
+    """A variant in which names of modules inside blocks decide what becomes of what they make."""
+
+    is_given: ClassVar[bool] = True
+    acts_on_each_block_alone: ClassVar[bool] = True
+    scales_with_batch: ClassVar[bool] = True
+    views: ClassVar[tuple[str, ...]] = ()
+
+    def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:  # noqa: ARG002 (no tracing here)
+        """Return `model`, with a region around each block, and around each module that is named.
+
+        Raises:
+            StrategyError: no such blocks or modules, the model is checkpointed already, or a region would
+                stand around a `forward` that is set on an instance.
+        """
+        region.refuse_enclosed(model)
+        found = blocks.find_blocks(model, layers_fqn=self.layers_fqn, module_classes=self.module_classes)
+        self._check_blocks(model, found)
+        rules = {fqn: self._rules(block) for fqn, block in found.items()}
+        for fqn, block in found.items():
+            modules = dict(blocks.plain_named_modules(block))
+            region.refuse_own_forward({f"{fqn}.{name}": modules[name] for name in rules[fqn] if name})
+            region.refuse_own_forward({fqn: block})
+        named_fates.enclose(found, rules, named=self._named_operators())
+        return model
+
+    def check_compilation(self, order: str, scope: str) -> None:  # noqa: ARG002 (blocks and models alike)
+        """Refuse compiled code, of which no tape has the operators.
+
+        Raises:
+            StrategyError: always.
+        """
+        name = type(self).__module__.rpartition(".")[2]
+        problem = f"ac={name} follows the operators of eager blocks"
+        raise StrategyError("compile", f"{problem}; use compile=none, or ac=selective_op")
+
+    def call_site(self, model: nn.Module) -> RegionCallSite:  # noqa: ARG002 (refused whatever the model)
+        """Refuse: names are those of modules inside blocks.
+
+        Raises:
+            StrategyError: always.
+        """
+        name = type(self).__module__.rpartition(".")[2]
+        problem = f"call_site makes the model one region, and ac={name} names modules inside blocks"
+        raise StrategyError("wrap_order", f"{problem}; use inside_fsdp")
+
+    def _rules(self, block: nn.Module) -> Mapping[str, Rules]:
+        """Return the rules inside a block, as `named_fates.enclose` takes them."""
+        raise NotImplementedError
+
+    def _named_operators(self) -> Sequence[str]:
+        """Return the patterns of operators that the configuration has."""
+        return ()
 
 
 def _merged(observations: Sequence[Observation]) -> Observation:

@@ -1,4 +1,4 @@
-"""Modules of a block by name patterns, outside of which selective-op AC keeps no results."""
+"""Modules of a block by patterns of their names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strategies.base import StrategyError
 
 @dataclass(kw_only=True, slots=True)
 class Within:
-    """The place of a block's forward; the scope of each matching module in it.
+    """The place of a block's forward, outside of whose matching modules selective-op AC keeps no results.
 
     Fields:
         depth: number of matching modules that it is in.
@@ -40,12 +40,15 @@ def matching(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
     ]
 
 
-def refuse_unmatched(patterns: Sequence[str], blocks: Mapping[str, Iterable[str]]) -> None:
+def refuse_unmatched(
+    patterns: Sequence[str], blocks: Mapping[str, Iterable[str]], where: str = "ac.keep"
+) -> None:
     """Refuse a pattern that matches no module of any block, with the nearest names.
 
     Args:
-        patterns: those of `ac.keep`.
+        patterns: those of the option.
         blocks: names of the modules inside each block.
+        where: the option.
 
     Raises:
         StrategyError: naming the pattern.
@@ -57,4 +60,4 @@ def refuse_unmatched(patterns: Sequence[str], blocks: Mapping[str, Iterable[str]
         near = difflib.get_close_matches(pattern.strip("*."), names, n=3, cutoff=0.3)
         words = ", ".join(repr(name) for name in near or names[:6]) or "none"
         problem = f"{pattern!r} matches no module inside a block; the nearest: {words}"
-        raise StrategyError("ac.keep", problem)
+        raise StrategyError(where, problem)

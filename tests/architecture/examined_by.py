@@ -194,6 +194,7 @@ EXAMINED_BY = {
     "strategies/written/runtime/run_again.py": "tests/strategies/written/test_file_text.py",
     "strategies/regions/remat.py": "tests/strategies/ac/test_torch_remat.py",
     "strategies/regions/host_copies.py": "tests/strategies/ac/test_offload.py",
+    "strategies/regions/fates.py": "tests/strategies/budget/eager/test_named_fates.py",
     "strategies/regions/offload_kinds.py": "tests/strategies/regions/test_offloading.py",
     "strategies/regions/kept_modules.py": "tests/strategies/ac/test_selective_op.py",
     "strategies/regions/selectors.py": "tests/strategies/foreign/test_policy_files.py",

@@ -112,6 +112,12 @@ _OPTIONS: dict[str, tuple[str, dict[str, object]]] = {
     "three levels of regions": ("nested", {"levels": [1, 1, 2], "early_stop": False}),
     "modalities' save list": ("selective_op", {"save_ops": "modalities"}),
     "a budget with values on the host": ("budget", {"fraction": 0.9, "host_gib": 1.0}),
+    "names of modules and operators": (
+        "modules",
+        {"discard": ["*norm", "::aten.gelu*"], "recompute": ["feed_forward"], "offload": ["attention"]},
+    ),
+    "what names keep": ("modules", {"keep": ["attention", "*::aten.*mm*"]}),
+    "labels of Megatron": ("megatron", {"modules": ["core_attn", "layernorm", "mlp"]}),
 }
 """In an order that takes what saves collectives to `tp2` and what holds parameters to `shard2`."""
 _MESH_OF_OPTION = [*zip(_OPTIONS, cycle(_TWO_RANKS), strict=False)]
@@ -123,6 +129,35 @@ def test_every_option_is_bitwise_neutral(pool2: RankPool, option: str, mesh: str
     variant, options = _OPTIONS[option]
     case = _case(variant=variant, options=options, mesh=cases.MESHES[mesh], dropout=0.1)
     assert pool2.run(cases.prove, case) == [[], []]
+
+
+_LABELS = {
+    "llama": ("core_attn", "layernorm", "mlp"),
+    "moe": ("core_attn", "layernorm", "moe_act"),
+    "hf_qwen3": ("core_attn", "layernorm", "mlp"),
+}
+_LABELLED = [
+    *product(_LABELS, ["single", *_TWO_RANKS, *_FOUR_RANKS], ["fp32"]),
+    ("moe", "shard2", "bf16_mixed"),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh", "dtype"),
+    marked(_LABELLED, [("moe", "shard2", "fp32"), ("llama", "single", "fp32"), ("hf_qwen3", "tp2", "fp32")]),
+)
+def test_labels_of_megatron_are_bitwise_neutral(
+    unequal_ranks: Callable[[Experiment], dict[int, list[str]]], model: str, mesh: str, dtype: str
+) -> None:
+    case = _case(
+        variant="megatron",
+        options={"modules": _LABELS[model]},
+        model=model,
+        mesh=cases.MESHES[mesh],
+        dropout=0.1,
+        dtype=dtype,
+    )
+    assert unequal_ranks(case) == {}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -87,9 +88,9 @@ class Fates:
 
     plan: BlockPlan
     names: Mapping[int, str]
-    held: frozenset[Address]
-    on_host: frozenset[Address]
-    again: frozenset[Address]
+    held: AbstractSet[Address]
+    on_host: AbstractSet[Address]
+    again: AbstractSet[Address]
 
     @classmethod
     def of(cls, plan: BlockPlan) -> Fates:

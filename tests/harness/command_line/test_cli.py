@@ -436,8 +436,8 @@ def test_an_option_goes_to_the_choices_that_have_it(acbench: Run, tmp_path: Path
             ["ac=glob(*)"],
             0,
             "ac: the glob leaves out accelerate, budget, compiler_budget, deepspeed, fairscale, file, "
-            "python, torch_remat, torchtitan, transformers, trl, which need a number, a compiler, "
-            "code of yours or a package: ask for them by name\n",
+            "megatron, modules, python, torch_remat, torchtitan, transformers, trl, which need options, "
+            "a compiler, code of yours or a package: ask for them by name\n",
             id="what is left out is said",
         ),
         pytest.param(

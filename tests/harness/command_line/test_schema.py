@@ -68,6 +68,7 @@ def needed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], st
     return {
         ("model", "python"): "model.factory=tests.harness.user_models:healthy",
         ("ac", "budget"): "ac.fraction=0.9",
+        ("ac", "modules"): "ac.discard=[attention]",
         ("ac", "file"): f"ac.path={written}",
         ("ac", "python"): "ac.factory=examples.theirs:every_second",
         ("ac", "transformers"): _LLAMA,
@@ -114,6 +115,7 @@ def test_every_variant_composes_with_every_mesh(ac: str, mesh: str, tmp_path: Pa
     asked = {
         "compiler_budget": "compile=aot_eager",
         "budget": "ac.fraction=0.9",
+        "modules": "ac.discard=[attention]",
         "file": f"ac.path={written}",
         "python": "ac.factory=examples.theirs:every_second",
         "transformers": _LLAMA,
