@@ -79,6 +79,13 @@ def master(loader: ConfigLoaderImpl) -> DictConfig:
         pytest.param("learning_rate=[1,2]", id="a list"),
         pytest.param("learning_rate={a: 1}", id="a mapping"),
         pytest.param("model.dropout=0.1", id="a value inside a group"),
+        pytest.param("model.name='it''s'", id="a string inside a group"),
+        pytest.param("ac.name=1e3", id="a number for a string inside a group"),
+        pytest.param("mesh.tp=null", id="nothing inside a group"),
+        pytest.param("mesh.absent=1", id="an unknown value inside a group"),
+        pytest.param("mesh.tp.deeper=1", id="a value inside a value"),
+        pytest.param("mesh.tp=[1,2]", id="a list inside a group"),
+        pytest.param("absent.tp=1", id="a value inside of nothing"),
         pytest.param("++ac.whole.added=2", id="an added value"),
         pytest.param("~learning_rate", id="a deletion"),
         pytest.param("seed=8", id="the same value again"),
@@ -126,12 +133,37 @@ def test_points_that_differ_in_values_are_composed_once(
         return by_hydra(self, master, overrides)
 
     monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", load_sweep_config)
-    points = [[f"ac={ac}", f"seed={seed}", f"name=s{seed}"] for seed in range(3) for ac in ("none", "full")]
+    points = [
+        [f"ac={ac}", f"seed={seed}", f"name=s{seed}", f"model.dropout=0.{seed}"]
+        for seed in range(3)
+        for ac in ("none", "full")
+    ]
     configs = compose_all(loader, master, points)
-    assert [(config.ac.name, config.seed, config.name) for config in configs] == [
-        (ac, seed, f"s{seed}") for seed in range(3) for ac in ("none", "full")
+    assert [(config.ac.name, config.seed, config.name, config.model.dropout) for config in configs] == [
+        (ac, seed, f"s{seed}", seed / 10) for seed in range(3) for ac in ("none", "full")
     ]
     assert composed == [["ac=none"], ["ac=full"]]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        pytest.param(["ac=mine", "ac.whole.dropout=0.1"], id="a value of another group's"),
+        pytest.param(["ac=mine", "ac.layers_fqn=other", "model.layers_fqn=own"], id="values that refer"),
+        pytest.param(["ac=mine", "ac.seed=4", "seed=5"], id="values of one name"),
+        pytest.param(["model.dropout=0.1", "model.dropout=0.2"], id="a value twice"),
+        pytest.param(["model.dropout=0.1", "~model.dropout"], id="a value that is deleted"),
+        pytest.param(["ac=everywhere", "ac.name=full", "model.dropout=0.1"], id="values of a preset"),
+        pytest.param(["ac=budget", "ac.fraction=0.5"], id="a number where there was none"),
+        pytest.param(["~ac", "ac.name=full"], id="a value of a group that is gone"),
+    ],
+)
+def test_values_inside_groups_are_what_hydra_composes(
+    loader: ConfigLoaderImpl, master: DictConfig, lines: list[str]
+) -> None:
+    expected = _outcome(lambda: _composed_by_hydra(loader, master, lines))
+    found = _outcome(lambda: compose_all(loader, master, [lines])[0])
+    assert _described(found) == _described(expected)
 
 
 def test_points_share_nothing(loader: ConfigLoaderImpl, master: DictConfig) -> None:
