@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass, fields
 from importlib import import_module
 from importlib.util import find_spec
@@ -115,7 +117,8 @@ class OfLibrary(Foreign):
         """
         options = {field.name: getattr(self, field.name) for field in fields(self)}
         try:
-            calls = import_module(f"strategies.foreign.{self.package}_calls")
+            with redirect_stdout(sys.stderr):  # where DeepSpeed looks for an accelerator it prints
+                calls = import_module(f"strategies.foreign.{self.package}_calls")
             return calls.switch_on(model, **options)
         except (StrategyError, MemoryError, torch.OutOfMemoryError):
             raise
