@@ -20,6 +20,8 @@ ASKED_FOR = (
     "accelerate",
     "budget",
     "compiler_budget",
+    "deepspeed",
+    "fairscale",
     "file",
     "megatron",
     "modules",

@@ -113,4 +113,4 @@ def test_a_judged_sweep_ends_in_one_table(tmp_path: Path) -> None:
     assert plan.bound is not None
     assert 0 <= plan.bound.points_above <= full.bound.points_above
     rows = [line.partition("  ")[0] for line in done.stdout.splitlines() if "neutral" in line]
-    assert rows[:3] == ["none", "budget at full", "full"]
+    assert rows[:3] == ["none", "full", "budget at full"]
