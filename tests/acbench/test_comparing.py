@@ -15,6 +15,7 @@ from strategies import ac_variants
 from strategies.ac.budget import Budget
 from strategies.ac.full import Full
 from strategies.ac.selective_layer import SelectiveLayer
+from tests.gallery.outside.freed_nothing import Tagger
 
 BATCH = (torch.ones(256, 16),)
 
@@ -68,23 +69,6 @@ def test_variants_are_compared_here() -> None:
     assert table["full"] is full
     assert str(table).splitlines()[2].startswith("full ")
     assert "<td style='text-align:left'>full</td>" in table._repr_html_()
-
-
-class Tagger(nn.Module):
-    """Linear layers beside recurrent ones: a checkpoint of the former keeps what they keep themselves."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(4, 8)
-        self.recurrent = nn.ModuleList(nn.GRU(8, 8, batch_first=True) for _ in range(2))
-        self.outer = nn.Linear(8, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.inner(x)
-        for layer in self.recurrent:
-            x, _ = layer(x)
-        output: Tensor = self.outer(x)
-        return output
 
 
 def test_a_checkpoint_that_frees_nothing_is_inert() -> None:

@@ -170,3 +170,13 @@ def failed(status: str = "failed", resolved: dict[str, Any] | None = None, **err
     }
     ending = Ending(status=status, error=described | error, started_at=STARTED, finished_at=FINISHED)
     return build(identity(resolved), ending)
+
+
+def trial(ac: str, peak: int, step_s: float, /, mesh: str = "single", **changes: Any) -> Record:
+    """Return a trial of a peak in bytes whose steps took as long as that, beside a twin of a second."""
+    result = rank_result()
+    result["memory"]["peak_bytes"] = peak
+    result["time"] |= {"variant_s": [step_s] * 6, "twin_s": [1.0] * 6}
+    for part, change in changes.items():
+        result[part] |= change
+    return record(experiment(ac, mesh), result)

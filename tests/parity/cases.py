@@ -187,6 +187,16 @@ def prove(rank: int, case: Experiment, twin: Experiment | None = None) -> list[s
     return differences(parity(rank, case, twin))
 
 
+def require_neutral(found: list[Parity]) -> None:
+    """See that all ranks found the variant bitwise neutral, and its twin equal to the dense model."""
+    for parity in found:
+        assert list(parity.differences()) == []
+        assert parity.level == "bitwise"
+        assert parity.chain[-1].compared is not None
+        assert parity.chain[-1].compared.baseline == "the dense model"
+        assert parity.chain[-1].outputs.max_rel < 1e-5
+
+
 def parity(rank: int, case: Experiment, twin: Experiment | None = None) -> Parity:
     """Train `case` and what it is proven against side by side on this rank and compare every step.
 

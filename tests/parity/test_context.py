@@ -18,7 +18,6 @@ from harness.models.parts import context_attention
 from harness.models.parts.context_attention import METHODS, ContextAttention, Ring
 from harness.predict.prediction import step_of
 from harness.records.measured import StepBytes
-from harness.records.parity_result import Parity
 from harness.trial.batches import batches
 from harness.trial.parallel import split_context
 from tests.parity import cases
@@ -244,7 +243,7 @@ _OTHERS: list[tuple[str, str, dict[str, Any]]] = [
 def test_parts_are_neutral_and_equal_the_dense_model(
     pool2: RankPool, mesh: str, model: str, variant: str, options: dict[str, Any]
 ) -> None:
-    _require_neutral(
+    cases.require_neutral(
         pool2.run(
             cases.parity,
             cases.experiment(
@@ -294,7 +293,7 @@ def test_images_and_models_of_transformers_in_parts(
     pool2: RankPool, method: str, model: str, variant: str, options: dict[str, Any]
 ) -> None:
     mesh = cases.MESHES[f"cp2_{method}"]
-    _require_neutral(
+    cases.require_neutral(
         pool2.run(
             cases.parity,
             cases.experiment(model=model, mesh=mesh, variant=variant, options=options, parity_steps=2),
@@ -306,20 +305,11 @@ def test_images_and_models_of_transformers_in_parts(
 def test_micro_batches_of_parts(pool2: RankPool, sync: str) -> None:
     mesh = replace(cases.MESHES["cp2_ring"], sync=sync)
     case = cases.experiment(model="llama", mesh=mesh, dropout=0.1, parity_steps=2, microbatches=2)
-    _require_neutral(pool2.run(cases.parity, case))
+    cases.require_neutral(pool2.run(cases.parity, case))
 
 
 @_MATRIX
 @pytest.mark.parametrize("mesh", ["shard2_cp2", "ddp2_cp2", "cp4_ring", "cp2_sp_tp2"])
 def test_parts_on_meshes_of_four(pool4: RankPool, mesh: str) -> None:
     case = cases.experiment(model="llama", mesh=cases.MESHES[mesh], dropout=0.1, parity_steps=2)
-    _require_neutral(pool4.run(cases.parity, case))
-
-
-def _require_neutral(found: list[Parity]) -> None:
-    for parity in found:
-        assert list(parity.differences()) == []
-        assert parity.level == "bitwise"
-        assert parity.chain[-1].compared is not None
-        assert parity.chain[-1].compared.baseline == "the dense model"
-        assert parity.chain[-1].outputs.max_rel < 1e-5
+    cases.require_neutral(pool4.run(cases.parity, case))

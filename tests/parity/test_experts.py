@@ -205,7 +205,7 @@ def test_mixtures_of_transformers_are_neutral(
     case = cases.experiment(
         model=model, mesh=cases.MESHES[mesh], variant=variant, options=options, parity_steps=2
     )
-    _require_neutral(pool2.run(cases.parity, case))
+    cases.require_neutral(pool2.run(cases.parity, case))
 
 
 @pytest.mark.parametrize(
@@ -223,46 +223,39 @@ def test_mixtures_of_transformers_are_neutral(
 def test_variants_are_neutral_and_equal_the_dense_model(
     pool2: RankPool, mesh: str, variant: str, options: dict[str, Any]
 ) -> None:
-    _require_neutral(pool2.run(cases.parity, _case(mesh, variant, options, dropout=0.1, parity_steps=2)))
+    cases.require_neutral(pool2.run(cases.parity, _case(mesh, variant, options, dropout=0.1, parity_steps=2)))
 
 
 @_MATRIX
 @pytest.mark.parametrize("order", ["outside_fsdp", "call_site"])
 def test_regions_around_shards(pool2: RankPool, order: str) -> None:
-    _require_neutral(pool2.run(cases.parity, _case("ep2", dropout=0.1, parity_steps=2, wrap_order=order)))
+    cases.require_neutral(
+        pool2.run(cases.parity, _case("ep2", dropout=0.1, parity_steps=2, wrap_order=order))
+    )
 
 
 @_MATRIX
 @pytest.mark.parametrize("dtype", ["bf16", "bf16_mixed"])
 def test_half_precision(pool2: RankPool, dtype: str) -> None:
-    _require_neutral(pool2.run(cases.parity, _case("ep2", parity_steps=2, dtype=dtype)))
+    cases.require_neutral(pool2.run(cases.parity, _case("ep2", parity_steps=2, dtype=dtype)))
 
 
 @_MATRIX
 @pytest.mark.parametrize("sync", ["each", "last"])
 def test_micro_batches(pool2: RankPool, sync: str) -> None:
     case = _case("ep2", dropout=0.1, parity_steps=2, microbatches=2)
-    _require_neutral(pool2.run(cases.parity, replace(case, mesh=replace(case.mesh, sync=sync))))
+    cases.require_neutral(pool2.run(cases.parity, replace(case, mesh=replace(case.mesh, sync=sync))))
 
 
 @_MATRIX
 def test_ranks_with_parts_of_sequences_share_experts(pool2: RankPool) -> None:
-    _require_neutral(pool2.run(cases.parity, _case("cp2_ep2", dropout=0.1, parity_steps=2)))
+    cases.require_neutral(pool2.run(cases.parity, _case("cp2_ep2", dropout=0.1, parity_steps=2)))
 
 
 @_MATRIX
 @pytest.mark.parametrize("mesh", ["ep4", "shard4_ep2", "hsdp2x2_ep2", "shard2_cp2_ep4"])
 def test_meshes_of_four(pool4: RankPool, mesh: str) -> None:
-    _require_neutral(pool4.run(cases.parity, _case(mesh, dropout=0.1, parity_steps=2)))
-
-
-def _require_neutral(found: list[Parity]) -> None:
-    for parity in found:
-        assert list(parity.differences()) == []
-        assert parity.level == "bitwise"
-        assert parity.chain[-1].compared is not None
-        assert parity.chain[-1].compared.baseline == "the dense model"
-        assert parity.chain[-1].outputs.max_rel < 1e-5
+    cases.require_neutral(pool4.run(cases.parity, _case(mesh, dropout=0.1, parity_steps=2)))
 
 
 @contextmanager

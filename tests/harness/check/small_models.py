@@ -46,6 +46,21 @@ class Stack(nn.Module):
         return outputs
 
 
+class Counting(Block):
+    """Counts its calls in a buffer."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def between(self, h: Tensor) -> Tensor:
+        """Return what `down` reads."""
+        self.calls.add_(1)
+        return h.tanh()
+
+
 class Growing(Block):
     """Reads a scale that longer batches make larger for all, as dynamic NTK does."""
 

@@ -32,6 +32,7 @@ from strategies.ac.selective_op import SelectiveOp
 from tests.harness.check.small_models import (
     WIDTH,
     Block,
+    Counting,
     Growing,
     Stack,
     batch,
@@ -52,20 +53,6 @@ class Logging(Block):
 
     def between(self, h: Tensor) -> Tensor:
         self.seen.append(len(h))
-        return h.tanh()
-
-
-class Counting(Block):
-    """Counts its calls in a buffer."""
-
-    calls: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(()))
-
-    def between(self, h: Tensor) -> Tensor:
-        self.calls.add_(1)
         return h.tanh()
 
 

@@ -16,6 +16,7 @@ from strategies.ac.full import Full
 from tests.harness.check.small_models import (
     WIDTH,
     Block,
+    Counting,
     Stack,
     batch,
     checkpointed,
@@ -108,21 +109,6 @@ class Reading(Block):
         """Return what `down` reads."""
         result: Tensor = Twice.apply(h)  # type: ignore[no-untyped-call]
         return result
-
-
-class Counting(Block):
-    """Counts its calls in a buffer."""
-
-    calls: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(()))
-
-    def between(self, h: Tensor) -> Tensor:
-        """Return what `down` reads."""
-        self.calls.add_(1)
-        return h.tanh()
 
 
 class Drawing(Block):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
-from typing import TypeAlias
+from functools import cache, partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor._ops._einsum_strategy import gen_einsum_strategies
 
 from strategies.shard.candidates.execution import apply, distribute, place, redistribute
 from strategies.shard.candidates.layout import Placements, Shape, local_part
@@ -30,6 +31,25 @@ SHARDED_ROWS = 2
 def mesh_of(shape: Shape) -> DeviceMesh:
     """Return the mesh of all ranks in that shape; its groups are made once."""
     return init_device_mesh("cpu", shape)
+
+
+def require_equal(found: Sequence[ShardingCandidate], expected: Sequence[ShardingCandidate]) -> None:
+    """See that a module has the candidates of its operator, and computes with the same options."""
+    assert [(each.name, each.operands, each.communication) for each in found] == [
+        (each.name, each.operands, each.communication) for each in expected
+    ]
+    compute, wanted = (each[0].operation.compute for each in (found, expected))
+    assert isinstance(compute, partial)
+    assert isinstance(wanted, partial)
+    assert compute.keywords == wanted.keywords
+
+
+def placements_of_dtensor(_rank: int, equation: str) -> list[tuple[Any, ...]]:
+    """Return the placements of operands and output that DTensor allows for a product on 2 x 2 ranks."""
+    return [
+        tuple(spec.placements for spec in (*(each.input_specs or ()), each.output_spec) if spec is not None)
+        for each in gen_einsum_strategies(equation, mesh_of((2, 2))).strategies
+    ]
 
 
 Examined: TypeAlias = tuple[tuple[OperandDifference, ...], Counts]

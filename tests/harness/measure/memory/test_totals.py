@@ -332,29 +332,3 @@ def test_a_forward_on_the_instance_is_a_call_of_its_block() -> None:
     report = instrument(trainee, batch)
     assert report.work.calls == {"0": 1, "1": 1}
     assert block.forward is forward
-
-
-def test_torchtitans_table_of_saved_bytes() -> None:
-    class Sum(nn.Module):
-        """gate and wq 512 to 512, output 512 to 1024, bias-free, summed."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.gate = nn.Linear(512, 512, bias=False)
-            self.wq = nn.Linear(512, 512, bias=False)
-            self.output = nn.Linear(512, 1024, bias=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.output(self.wq(self.gate(x)))
-            return y.sum()
-
-    def saved_mib(*, is_region: bool) -> float:
-        model = Sum()
-        batch = Batch(inputs=(torch.ones(512, 512, requires_grad=True),), targets=None)
-        trainee = Metered(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        if is_region:
-            body = model.forward
-            model.forward = lambda x: checkpoint(body, x, use_reentrant=False, preserve_rng_state=False)  # type: ignore[method-assign]
-        return instrument(warmed(trainee, batch), batch).memory.saved_bytes / 2**20
-
-    assert (saved_mib(is_region=False), saved_mib(is_region=True)) == (2, 0)

@@ -14,19 +14,10 @@ from harness.report.content.contents import document
 from harness.report.facts.document import plain
 from harness.report.facts.fields_read import as_read
 from harness.report.facts.sweep_records import sweep_of
-from tests.harness.records_fixture import PARTS, experiment, failed, rank_result, record
+from tests.harness.records_fixture import PARTS, experiment, failed, rank_result, record, trial
 
 HERE = "gpt_nano with 2.0 MiB of parameters, fp32, on cpu: 1 rank (single)."
 MIB = 1_048_576
-
-
-def trial(ac: str, peak: int, step_s: float, /, mesh: str = "single", **changes: Any) -> Record:
-    result = rank_result()
-    result["memory"]["peak_bytes"] = peak
-    result["time"] |= {"variant_s": [step_s] * 6, "twin_s": [1.0] * 6}
-    for part, change in changes.items():
-        result[part] |= change
-    return record(experiment(ac, mesh), result)
 
 
 def noisy(ac: str, peak: int, steps_s: list[float]) -> Record:

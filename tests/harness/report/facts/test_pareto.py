@@ -8,16 +8,7 @@ from harness.records.record import Record
 from harness.records.statistics import Ratio
 from harness.report.facts.pareto import TradeOff, dominates, pareto_front
 from harness.report.facts.sweep_records import sweep_of
-from tests.harness.records_fixture import PARTS, experiment, failed, rank_result, record
-
-
-def trial(ac: str, peak: int, step_s: float, /, mesh: str = "single", **changes: Any) -> Record:
-    result = rank_result()
-    result["memory"]["peak_bytes"] = peak
-    result["time"] |= {"variant_s": [step_s] * 6, "twin_s": [1.0] * 6}
-    for part, change in changes.items():
-        result[part] |= change
-    return record(experiment(ac, mesh), result)
+from tests.harness.records_fixture import PARTS, experiment, failed, rank_result, record, trial
 
 
 def on_gpu(share: float, host_peak_bytes: int, **environment: Any) -> Record:

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.distributed.tensor._ops._einsum_strategy import gen_einsum_strategies
 
 from strategies import StrategyError
 from strategies.shard.candidates.enumeration import candidates
@@ -19,7 +18,7 @@ from strategies.shard.candidates.sharding_candidate import ShardingCandidate
 from strategies.shard.operators.matrix_products import linear
 from strategies.shard.operators.module_operations import linear_operation, module_operation
 from tests.rank_pool import RankPool
-from tests.strategies.shard.shard_ranks import mesh_of
+from tests.strategies.shard.shard_ranks import placements_of_dtensor
 
 SEED = (4, 4, 4, 16)
 SEED_NAMES = {
@@ -241,22 +240,9 @@ def test_refusals(call: Callable[[], object], message: str) -> None:
     assert str(error.value) == message
 
 
-def _mm_of_dtensor(_rank: int) -> list[tuple[Any, ...]]:
-    mesh = mesh_of((2, 2))
-    strategies = gen_einsum_strategies("mk,kn->mn", mesh).strategies
-    return [
-        tuple(
-            spec.placements
-            for spec in (*(strategy.input_specs or ()), strategy.output_spec)
-            if spec is not None
-        )
-        for strategy in strategies
-    ]
-
-
 def test_a_matrix_product_has_the_sixteen_candidates_of_dtensor(pool4: RankPool) -> None:
     """DTensor's rule for aten.mm takes the transposed weight, and leaves the output as it is computed."""
-    theirs = pool4.run(_mm_of_dtensor)[0]
+    theirs = pool4.run(placements_of_dtensor, "mk,kn->mn")[0]
     ours = {
         (
             candidate.operand("input").placements,

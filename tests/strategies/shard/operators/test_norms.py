@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from strategies.shard.candidates.sharding_candidate import ShardingCandidate
 from strategies.shard.operators.module_operations import module_operation
 from strategies.shard.operators.norms import batch_norm, layer_norm
 from tests.rank_pool import RankPool
-from tests.strategies.shard.shard_ranks import mesh_of
+from tests.strategies.shard.shard_ranks import mesh_of, require_equal
 
 CLASSIC: dict[str, tuple[tuple[ShardingCandidate, ...], set[str]]] = {
     "layer_norm of a matrix": (
@@ -206,13 +205,7 @@ MODULES: dict[str, tuple[tuple[ShardingCandidate, ...], tuple[ShardingCandidate,
 def test_a_module_says_it_all(
     found: tuple[ShardingCandidate, ...], expected: tuple[ShardingCandidate, ...]
 ) -> None:
-    assert [(each.name, each.operands, each.communication) for each in found] == [
-        (each.name, each.operands, each.communication) for each in expected
-    ]
-    compute, wanted = (each[0].operation.compute for each in (found, expected))
-    assert isinstance(compute, partial)
-    assert isinstance(wanted, partial)
-    assert compute.keywords == wanted.keywords
+    require_equal(found, expected)
 
 
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {

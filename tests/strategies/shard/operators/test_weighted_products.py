@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor._ops._einsum_strategy import gen_einsum_strategies
 
 from strategies import StrategyError
 from strategies.shard.candidates.enumeration import candidates
@@ -19,7 +17,7 @@ from strategies.shard.operators.convolution_and_embedding import conv2d, embeddi
 from strategies.shard.operators.matrix_products import addmm, bmm, matmul
 from strategies.shard.operators.module_operations import module_operation
 from tests.rank_pool import RankPool
-from tests.strategies.shard.shard_ranks import mesh_of
+from tests.strategies.shard.shard_ranks import placements_of_dtensor, require_equal
 
 IN_ROWS = {
     "S0S1 = S0R x RS1",
@@ -133,21 +131,8 @@ def test_counts(candidates: Counted, classic: int, complete: int) -> None:
     assert {candidate.name for candidate in few} <= names
 
 
-def _bmm_of_dtensor(_rank: int) -> list[tuple[Any, ...]]:
-    mesh = mesh_of((2, 2))
-    strategies = gen_einsum_strategies("bmk,bkn->bmn", mesh).strategies
-    return [
-        tuple(
-            spec.placements
-            for spec in (*(strategy.input_specs or ()), strategy.output_spec)
-            if spec is not None
-        )
-        for strategy in strategies
-    ]
-
-
 def test_bmm_has_the_25_candidates_of_dtensor(pool4: RankPool) -> None:
-    theirs = pool4.run(_bmm_of_dtensor)[0]
+    theirs = pool4.run(placements_of_dtensor, "bmk,bkn->bmn")[0]
     ours = {
         (*(operand.placements for operand in candidate.inputs), candidate.output.computed)
         for candidate in candidates(bmm((4, 8, 16), (4, 16, 8)), (2, 2), "complete")
@@ -256,13 +241,7 @@ MODULES: dict[str, tuple[tuple[ShardingCandidate, ...], tuple[ShardingCandidate,
 def test_a_module_says_it_all(
     found: tuple[ShardingCandidate, ...], expected: tuple[ShardingCandidate, ...]
 ) -> None:
-    assert [(each.name, each.operands, each.communication) for each in found] == [
-        (each.name, each.operands, each.communication) for each in expected
-    ]
-    compute, wanted = (each[0].operation.compute for each in (found, expected))
-    assert isinstance(compute, partial)
-    assert isinstance(wanted, partial)
-    assert compute.keywords == wanted.keywords
+    require_equal(found, expected)
 
 
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
