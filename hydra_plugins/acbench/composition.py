@@ -150,7 +150,7 @@ def _holder(config: DictConfig, path: Sequence[str]) -> DictConfig | None:
 def _is_value(override: Override) -> bool:
     """Return whether an override sets a name, at the top or in a group, to a plain value."""
     return (
-        override.type is OverrideType.CHANGE
+        override.type in {OverrideType.CHANGE, OverrideType.FORCE_ADD}
         and override.package is None
         and _KEY.fullmatch(override.key_or_group) is not None
         and not override.is_sweep_override()

@@ -134,7 +134,7 @@ def test_points_that_differ_in_values_are_composed_once(
 
     monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", load_sweep_config)
     points = [
-        [f"ac={ac}", f"seed={seed}", f"name=s{seed}", f"model.dropout=0.{seed}"]
+        [f"ac={ac}", f"seed={seed}", f"name=s{seed}", f"++model.dropout=0.{seed}"]
         for seed in range(3)
         for ac in ("none", "full")
     ]
@@ -155,6 +155,8 @@ def test_points_that_differ_in_values_are_composed_once(
         pytest.param(["model.dropout=0.1", "~model.dropout"], id="a value that is deleted"),
         pytest.param(["ac=everywhere", "ac.name=full", "model.dropout=0.1"], id="values of a preset"),
         pytest.param(["ac=budget", "ac.fraction=0.5"], id="a number where there was none"),
+        pytest.param(["ac=budget", "++ac.fraction=0.5"], id="an added value that is there"),
+        pytest.param(["ac=full", "++ac.fraction=0.5"], id="an added value"),
         pytest.param(["~ac", "ac.name=full"], id="a value of a group that is gone"),
     ],
 )
