@@ -77,12 +77,15 @@ class Tolerance:
         floor: share of the largest tensor of a kind. Smaller tensors are compared with that share: a gradient
             that cancels to zero, such as that of a key's bias, is rounding noise, and its parameter may move
             by the learning rate.
+        stride: what a parameter whose gradient is zero but for rounding, by `floor`, may drift in a step: an
+            optimizer that divides gradients by their own size makes whole steps of rounding.
     """
 
     relative: float
     reason: str
     parameters: float | None = None
     floor: float = 0.0
+    stride: float = 0.0
 
     @property
     def bounds(self) -> str:

@@ -21,7 +21,7 @@ from harness.check.given_batches import given_batches
 from harness.check.not_neutral import Neutrality, NotNeutral
 from harness.check.workshop import Workshop
 from harness.errors import ConfigError
-from harness.measure.parity.compare import Accepted, compare_steps
+from harness.measure.parity.compare import compare_steps
 from harness.measure.probes.checkpoint_calls import Intervention, with_save_list
 from harness.measure.probes.late_reads import LateReads
 from harness.measure.probes.micro_batches import MicroBatched
@@ -104,7 +104,7 @@ def assert_neutral(
         loss_fn=loss_fn,
         batches=tuple(each.changed(precision.cast_inputs) for each in given_batches(batch)),
         seed=seed,
-        accepted=_accepted(variant, tolerance),
+        accepted=tolerance or (variant.tolerance if isinstance(variant, Strategy) else None),
         precision=precision,
         is_quick=quick,
     )
@@ -437,14 +437,6 @@ def _called_again(plain: Mapping[str, int], variant: Mapping[str, int]) -> tuple
 def promises_nothing(variant: Any) -> bool:
     """Say whether the variant is one of ours that changes nothing: `ac=none`, `chunk=none`."""
     return isinstance(variant, Strategy) and type(variant).__module__.endswith(".none")
-
-
-def _accepted(variant: Any, tolerance: Tolerance | None) -> Accepted | None:
-    """Return what is accepted of the two: what the caller says, or the strategy declares."""
-    declared = tolerance or (variant.tolerance if isinstance(variant, Strategy) else None)
-    if declared is None:
-        return None
-    return Accepted(relative=declared.relative, parameters=declared.parameters, floor=declared.floor)
 
 
 def _first_of_ranks(divergence: Divergence | None) -> tuple[int | None, Divergence | None]:

@@ -19,7 +19,6 @@ from harness.check.arguments import Precision
 from harness.check.plain_names import PlainNames
 from harness.check.subject import Subject, default_loss, optimizer_of
 from harness.errors import ConfigError
-from harness.measure.parity.compare import Accepted
 from harness.measure.parity.snapshot import Snapshot, steps
 from harness.measure.probes.micro_batches import MicroBatched
 from harness.measure.rng import seeded
@@ -27,7 +26,7 @@ from harness.measure.step import runnable_step, write_plan
 from harness.models.base import Batch, joined
 from harness.models.parts.containers import is_container
 from harness.models.parts.given_inputs import by_position
-from strategies import Observation, PlansFromStep, Strategy
+from strategies import Observation, PlansFromStep, Strategy, Tolerance
 from strategies.estimate.global_state import GlobalState
 from strategies.estimate.outer_state import OuterState
 from strategies.estimate.tensors import tensors_in
@@ -57,7 +56,7 @@ class Workshop:
     loss_fn: Callable[[Any], Any] | None
     batches: tuple[Batch, ...]
     seed: int
-    accepted: Accepted | None = None
+    accepted: Tolerance | None = None
     recomputed: tuple[str, ...] = ()
     precision: Precision = field(default_factory=Precision)
     is_quick: bool = False

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from harness.experiment.experiment import Experiment, name_of
-from harness.measure.parity.compare import Accepted
 from harness.measure.parity.snapshot import Snapshot, steps
 from harness.measure.probes.late_reads import LateReads
 from harness.measure.probes.likely_causes import evidence_of, likely_cause
@@ -24,6 +23,7 @@ from harness.records.probed import Finding, Probed
 from harness.trial.assemble import Assembled
 from harness.trial.links import Link, chain
 from harness.trial.proof import accepted_by
+from strategies import Tolerance
 
 _UNSEEN = "recomputed values, and what the variant keeps, are not looked at in compiled code"
 _TOO_LARGE = "the probes were given up, because they need more memory than there is"
@@ -56,7 +56,7 @@ class TrialModels:
         return self.link.variant.seed
 
     @property
-    def accepted(self) -> Accepted | None:
+    def accepted(self) -> Tolerance | None:
         """The difference that the two may have."""
         return accepted_by(self.link)
 

@@ -11,7 +11,7 @@ from itertools import islice
 import torch
 
 from harness.experiment.experiment import Experiment
-from harness.measure.parity.compare import Accepted, compare_steps
+from harness.measure.parity.compare import compare_steps
 from harness.measure.parity.module_outputs import first_wrong, module_outputs
 from harness.measure.parity.snapshot import Snapshot
 from harness.measure.parity.snapshot import steps as trained_steps
@@ -21,6 +21,7 @@ from harness.records.parity_result import First, Parity
 from harness.trial.assemble import Assembled
 from harness.trial.links import Link, chain
 from harness.trial.without_dropout import WithoutDropout
+from strategies import Tolerance
 
 _UNREACHED = (
     "the tensor parallel plan was not compared with the dense model, which does not fit into a rank; "
@@ -200,17 +201,10 @@ class Prover:
             del snapshot  # as in `trained_steps`
 
 
-def accepted_by(link: Link) -> Accepted | None:
+def accepted_by(link: Link) -> Tolerance | None:
     """Return how far the two of a link may be apart; `None` asks for equal bits."""
     tolerance = link.tolerance
-    if tolerance is None:
-        return None
-    return Accepted(
-        relative=tolerance.relative,
-        parameters=tolerance.parameters,
-        floor=tolerance.floor,
-        # one of the two may go forth where the other goes back
-        stride=2 * link.variant.learning_rate
-        if tolerance.floor and link.variant.optimizer == "adamw"
-        else 0.0,
-    )
+    if tolerance is None or not tolerance.floor or link.variant.optimizer != "adamw":
+        return tolerance
+    # one of the two may go forth where the other goes back
+    return replace(tolerance, stride=2 * link.variant.learning_rate)

@@ -27,31 +27,14 @@ from harness.records.parity_result import (
     joined,
     merge_parts,
 )
+from strategies.base import Tolerance
 
-__all__ = ["Accepted", "Snapshot", "StepParity", "compare", "compare_steps", "steps", "summarise"]
+__all__ = ["Snapshot", "StepParity", "compare", "compare_steps", "steps", "summarise"]
 
 _BLOCK = 1 << 20
 """Elements measured at a time: distances need several float64 temporaries, which should stay in a cache."""
 
 _SAME_SIZE_INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Accepted:
-    """The difference that values of floating-point tensors may have.
-
-    Fields:
-        relative: largest accepted |actual - expected| / max|expected| of one tensor.
-        parameters: the same of parameters after the optimizer step; `None` for `relative`.
-        floor: share of the largest |expected| of a part below which no tensor's own counts.
-        stride: what a parameter whose gradient is zero but for rounding, by `floor`, may drift in a step: an
-            optimizer that divides gradients by their own size makes whole steps of rounding.
-    """
-
-    relative: float
-    parameters: float | None = None
-    floor: float = 0.0
-    stride: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +71,7 @@ def compare_steps(
     *,
     count: int,
     rank: int = 0,
-    tolerance: Accepted | None = None,
+    tolerance: Tolerance | None = None,
 ) -> Parity:
     """Compare the next `count` steps of the twin (`expected`) and the variant, one at a time.
 
@@ -108,7 +91,7 @@ def compare_steps(
 
 
 def compare(
-    expected: Snapshot, actual: Snapshot, *, rank: int, step: int, tolerance: Accepted | None = None
+    expected: Snapshot, actual: Snapshot, *, rank: int, step: int, tolerance: Tolerance | None = None
 ) -> StepParity:
     """Compare one step.
 
@@ -203,7 +186,7 @@ _Named: TypeAlias = tuple[str, _Finding]
 """Name of a leaf, and how it compares."""
 
 
-def _limits(tolerance: Accepted | None, part: str, expected: Snapshot) -> _Limits | None:
+def _limits(tolerance: Tolerance | None, part: str, expected: Snapshot) -> _Limits | None:
     """Return how far tensors of a part may differ, `None` where all bits must be equal."""
     if tolerance is None:
         return None

@@ -16,7 +16,7 @@ from torch import nn
 
 from harness.errors import ConfigError
 from harness.measure.parity.checksum import checksum
-from harness.measure.parity.compare import Accepted, compare_steps
+from harness.measure.parity.compare import compare_steps
 from harness.measure.parity.snapshot import Snapshot
 from harness.measure.probes.changed_since import StateChange, changed_since
 from harness.measure.probes.finite_differences import Slope, slope
@@ -43,6 +43,7 @@ from harness.measure.trainee import Trainee
 from harness.models.base import Batch, joined
 from harness.records.parity_result import First, Parity
 from harness.records.probed import Finding
+from strategies.base import Tolerance
 
 T = TypeVar("T")
 
@@ -81,7 +82,7 @@ class ModelSource(Protocol):
         """Index of the rank's batch among all data-parallel ones."""
 
     @property
-    def accepted(self) -> Accepted | None:
+    def accepted(self) -> Tolerance | None:
         """The difference that numbers may have; `None` asks for equal bits."""
 
     @property

@@ -4,6 +4,7 @@ import json
 from collections import OrderedDict, namedtuple
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch._C._distributed_c10d import FileStore  # torch.distributed does not e
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from harness.measure.parity.compare import Accepted, Snapshot, compare, compare_steps, summarise
+from harness.measure.parity.compare import Snapshot, compare, compare_steps, summarise
 from harness.measure.parity.snapshot import Captured, Structure, flatten
 from harness.records.parity_result import (
     PARTS,
@@ -24,8 +25,10 @@ from harness.records.parity_result import (
     Weightless,
     describe_difference,
 )
+from strategies import Tolerance
 
 NAN, INF = float("nan"), float("inf")
+within = partial(Tolerance, reason="another order of sums")
 
 
 def snapshot(**parts: Any) -> Snapshot:
@@ -46,7 +49,7 @@ def compared(
 ) -> PartParity:
     """Compare two sets of gradients."""
     one, other = snapshot(gradients=expected), snapshot(gradients=actual)
-    accepted = None if tolerance is None else Accepted(relative=tolerance)
+    accepted = None if tolerance is None else within(relative=tolerance)
     return compare(one, other, rank=1, step=2, tolerance=accepted).parts["gradients"]
 
 
@@ -297,10 +300,10 @@ def test_a_tolerance_loosens_nothing_but_values(expected: dict[str, Any], actual
 
 FLOORED = [
     # what | tolerance | expected | actual | whether each part is equal
-    ("noise beside a large tensor", Accepted(relative=0.1, floor=0.01), 1e-9, -1e-9, True),
-    ("as much as the floor allows", Accepted(relative=0.1, floor=0.01), 0.0, 0.0625, True),
-    ("more than the floor allows", Accepted(relative=0.1, floor=0.01), 0.0, 0.125, False),
-    ("without a floor noise counts", Accepted(relative=0.1), 1e-9, -1e-9, False),
+    ("noise beside a large tensor", within(relative=0.1, floor=0.01), 1e-9, -1e-9, True),
+    ("as much as the floor allows", within(relative=0.1, floor=0.01), 0.0, 0.0625, True),
+    ("more than the floor allows", within(relative=0.1, floor=0.01), 0.0, 0.125, False),
+    ("without a floor noise counts", within(relative=0.1), 1e-9, -1e-9, False),
 ]
 
 
@@ -308,7 +311,7 @@ FLOORED = [
     ("tolerance", "expected", "actual", "is_equal"), [pytest.param(*row[1:], id=row[0]) for row in FLOORED]
 )
 def test_a_floor_is_a_share_of_the_largest_tensor_of_the_part(
-    tolerance: Accepted, expected: float, actual: float, is_equal: bool
+    tolerance: Tolerance, expected: float, actual: float, is_equal: bool
 ) -> None:
     one, other = (
         snapshot(gradients={"large": torch.tensor([64.0]), "small": torch.tensor([value])})
@@ -335,7 +338,7 @@ def test_a_parameter_drifts_where_its_gradient_is_rounding(
         snapshot(gradients=gradients, parameters={"weight": torch.tensor([1.0]), "bias": torch.tensor([by])})
         for by in (0.0, moved)
     )
-    accepted = Accepted(relative=1e-3, floor=1e-2, stride=0.0025)
+    accepted = within(relative=1e-3, floor=1e-2, stride=0.0025)
     found = compare(one, other, rank=0, step=0, tolerance=accepted)
     assert found.parts["parameters"].equal == is_equal
 
@@ -345,7 +348,7 @@ def test_parameters_may_have_a_tolerance_of_their_own() -> None:
         snapshot(gradients={"w": torch.tensor([value])}, parameters={"w": torch.tensor([value])})
         for value in (1.0, 1.05)
     )
-    parts = compare(one, other, rank=0, step=0, tolerance=Accepted(relative=0.01, parameters=0.1)).parts
+    parts = compare(one, other, rank=0, step=0, tolerance=within(relative=0.01, parameters=0.1)).parts
     assert (parts["gradients"].equal, parts["parameters"].equal) == (False, True)
 
 
@@ -474,9 +477,7 @@ class TestSummary:
 
     def test_a_tolerance_is_stated_as_the_level(self) -> None:
         assert (
-            summarise(
-                [compare(snapshot(), snapshot(), rank=0, step=0, tolerance=Accepted(relative=0.1))]
-            ).level
+            summarise([compare(snapshot(), snapshot(), rank=0, step=0, tolerance=within(relative=0.1))]).level
             == "tolerance"
         )
 
