@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Kind(Enum):
@@ -47,8 +47,7 @@ class Life:
     dtype: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Peak:
+class Peak(NamedTuple):
     """The highest total of a selection of storages, and where it was first reached."""
 
     nbytes: int
@@ -113,15 +112,8 @@ class Ledger:
     def peak(self, selected: Callable[[Life], bool]) -> Peak:
         """Return the highest total of the selected storages; a tie is the earliest."""
         chosen = [selected(life) for life in self.lives]
-        running = self.start_bytes(selected)
-        peak = Peak(nbytes=running, phase="forward", module="(model)")
-        for change in self.changes:
-            if not chosen[change.life]:
-                continue
-            running += change.delta
-            if running > peak.nbytes:
-                peak = Peak(nbytes=running, phase=change.phase, module=change.module)
-        return peak
+        changes = (change for change in self.changes if chosen[change.life])
+        return highest(self.start_bytes(selected), changes)[0]
 
     def largest(self, selected: Callable[[Life], bool]) -> dict[str, int]:
         """Return the largest birth of a selected storage by the operator that made it, largest first."""
@@ -166,3 +158,19 @@ def is_on_host(life: Life) -> bool:
 def is_storage(life: Life) -> bool:
     """Tell storages from the private memory of kernels and of communication backends."""
     return life.kind not in (Kind.WORKSPACE, Kind.BACKEND)
+
+
+def highest(start_bytes: int, changes: Iterable[Any]) -> tuple[Peak, int]:
+    """Return the highest total, the earliest of equal ones, and the number of changes until then.
+
+    Args:
+        start_bytes: the total before them.
+        changes: each with its `delta` in bytes, `phase` and `module`.
+    """
+    running, until = start_bytes, 0
+    peak = Peak(start_bytes, "forward", "(model)")
+    for number, change in enumerate(changes, start=1):
+        running += change.delta
+        if running > peak.nbytes:
+            peak, until = Peak(running, change.phase, change.module), number
+    return peak, until

@@ -17,6 +17,7 @@ from harness.records.measured import (
     SavedTensor,
     StageAction,
 )
+from strategies.step.ledger import Peak, highest
 from strategies.step.live_storages import RANDOM_STATE
 
 LARGEST_SAVED = 20
@@ -80,14 +81,6 @@ def _death_and_place(numbered: tuple[int, StorageChange]) -> tuple[bool, tuple[s
     return change.delta < 0, (change.phase, change.module)
 
 
-class Stay(NamedTuple):
-    """A total of storages, and where it was reached."""
-
-    nbytes: int
-    phase: str
-    module: str
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StorageHistory:
     """All storages of a step on one rank.
@@ -113,9 +106,11 @@ class StorageHistory:
         """Return what a record says of it."""
         on_device = [change for change in self._changes() if not change.on_host]
         start_bytes = sum(self.start.values())
-        peak, until = _peak(start_bytes, on_device)
-        activation_peak, _ = _peak(0, (change for change in on_device if change.is_activation))
-        host_peak, _ = _peak(self.start_host_bytes, (change for change in self._changes() if change.on_host))
+        peak, until = highest(start_bytes, on_device)
+        activation_peak, _ = highest(0, (change for change in on_device if change.is_activation))
+        host_peak, _ = highest(
+            self.start_host_bytes, (change for change in self._changes() if change.on_host)
+        )
         by_module: Counter[str] = Counter()
         for tensor in sorted(self.saved, key=_largest_first):
             by_module[tensor.module] += tensor.bytes
@@ -147,7 +142,7 @@ class StorageHistory:
         found: list[StageAction] = []
         # what is dropped before the first action is its own stretch, and so is the optimizer
         for name, stretch in zip(["", *names], self.stretches, strict=False):
-            peak, _ = _peak(running, on_device := [change for change in stretch if not change.on_host])
+            peak, _ = highest(running, on_device := [change for change in stretch if not change.on_host])
             running += sum(change.delta for change in on_device)
             found.append(StageAction(action=name, bytes=peak.nbytes))
         return tuple(max(group, key=_action_bytes) for group in _neighbours(found[1:]))
@@ -186,17 +181,6 @@ def _largest_first(tensor: SavedTensor | LivingTensor) -> int:
     return -tensor.bytes
 
 
-def _peak(start_bytes: int, changes: Iterable[StorageChange]) -> tuple[Stay, int]:
-    """Return the highest total, the earliest of equal ones, and the number of changes until then."""
-    running, until = start_bytes, 0
-    peak = Stay(start_bytes, "forward", "(model)")
-    for number, change in enumerate(changes, start=1):
-        running += change.delta
-        if running > peak.nbytes:
-            peak, until = Stay(running, change.phase, change.module), number
-    return peak, until
-
-
 def _timeline(start_bytes: int, changes: Iterable[StorageChange]) -> tuple[Moment, ...]:
     """Return the step in order of time; where there are too many stays, the highest of neighbours."""
     highest = (max(group, key=_nbytes) for group in _neighbours(_stays(start_bytes, changes)))
@@ -209,13 +193,13 @@ def _neighbours(events: Sequence[T]) -> Iterator[Sequence[T]]:
     yield from (events[first : first + width] for first in range(0, len(events), width))
 
 
-def _stays(start_bytes: int, changes: Iterable[StorageChange]) -> list[Stay]:
+def _stays(start_bytes: int, changes: Iterable[StorageChange]) -> list[Peak]:
     """Return the highest total in each stay in a module, in order of time."""
     running = start_bytes
-    stays: list[Stay] = []
+    stays: list[Peak] = []
     for change in changes:
         running += change.delta
-        here = Stay(running, change.phase, change.module)
+        here = Peak(running, change.phase, change.module)
         if stays and stays[-1][1:] == here[1:]:
             stays[-1] = max(stays[-1], here, key=_nbytes)
         else:
@@ -223,7 +207,7 @@ def _stays(start_bytes: int, changes: Iterable[StorageChange]) -> list[Stay]:
     return stays
 
 
-def _nbytes(stay: Stay) -> int:
+def _nbytes(stay: Peak) -> int:
     return stay.nbytes
 
 
