@@ -19,22 +19,32 @@ from tests.resuming import resuming
 
 HARDWARE = Path(__file__).parents[1] / "conf" / "hardware"
 LONG = (
+    "tests/slurm/",  # it waits for most of its time
     "tests/matrix/",
-    "tests/parity/test_matrix.py",
-    "tests/slurm/",
-    "tests/parity/",
     "tests/harness/command_line/test_cli.py",
+    "tests/gallery/test_verdicts.py",
+    "tests/harness/ranks/",
+    "tests/parity/test_matrix.py",
+    "tests/harness/trial/test_plan_budget.py",
+    "tests/harness/check/test_neutrality.py",
     "tests/harness/trial/test_run.py",
+    "tests/strategies/ac/test_laws.py",
     "tests/strategies/chunk/",
     "tests/harness/report/wandb/",
-    "tests/strategies/shard/model/test_odd_models.py",
-    "tests/strategies/shard/operators/test_operators.py",
-    "tests/bench/",
-    "tests/harness/report/formats/test_page.py",
     "tests/harness/trial/",
-    "tests/harness/ranks/",
-    "tests/harness/measure/memory/",
+    "tests/parity/",
+    "tests/strategies/ac/test_budget.py",
+    "tests/harness/command_line/",
+    "tests/harness/fit/",
+    "tests/acbench/",
+    "tests/bench/",
+    "tests/strategies/shard/operators/test_operators.py",
+    "tests/strategies/shard/model/test_odd_models.py",
+    "tests/harness/report/formats/test_page.py",
+    "tests/gallery/test_users.py",
+    "tests/architecture/",
     "tests/strategies/ac/",
+    "tests/harness/measure/memory/",
 )
 """Files that take ten seconds or more: first, so that no worker is alone with one of them at the end."""
 
@@ -196,12 +206,16 @@ REPEATED: dict[str, tuple[str, ...]] = {
     ),
     "tests/strategies/chunk/running/test_chunked_forward.py::test_a_block_called_without": ("[0.5",),
     "tests/harness/trial/test_plan_budget.py::test_a_budget_that_only_chunks_keep": ("0.35",),
+    "tests/harness/trial/test_plan_budget.py::test_ranks_share_a_plan_with_chunks": (),
     "tests/harness/trial/test_plan_sharding.py::test_bytes_are_of_the_dtype": ("bf16", "autocast"),
+    "tests/harness/fit/test_answer.py::test_a_step_that_fits_needs_nothing": (),
+    "tests/strategies/chunk/planning/test_chunk_plan.py::test_other_shapes_run": ("one token", "sequence"),
     "tests/parity/test_sharding.py::test_is_neutral_within_tolerance[": (
         *("[megatron", "[output features", "mixes features and batch", "within little memory", "[batch-"),
     ),
     "tests/slurm/test_sweeps.py::test_a_killed_driver": (),
     "tests/bench/test_gpu.py::test_every_file_has_tests_of_the_gpu": (),
+    "tests/harness/report/wandb/test_publisher.py::test_a_killed_service": (),  # a full disk is default
     "tests/slurm/test_sweeps.py::test_two_shapes": (),
     "tests/bench/test_widths.py": (),
     "tests/bench/test_step_times.py": (),

@@ -11,9 +11,27 @@ _REPEATING = ("n45", "n57", "n59", "n63", "c25")
 """What the check names the same causes of as of an entry that runs: n44, n56, n03, n33, c24."""
 OF_ONE_CAUSE = (
     *("n03", "n08", "n16", "n19", "n20", "n27", "n29", "n36", "n39", "n47", "n48", "n50", "n52", "n53"),
-    *("n60", "n61", "n62", "n64", "n65", "n66", "c16", "c18", "c22", "c23", "c24", "c28", "c30"),
+    *("n60", "n61", "n62", "n64", "n65", "n66"),
+    *(
+        "c03",
+        "c04",
+        "c06",
+        "c07",
+        "c08",
+        "c10",
+        "c12",
+        "c13",
+        "c16",
+        "c18",
+        "c19",
+        "c22",
+        "c23",
+        "c24",
+        "c25",
+    ),
+    *("c28", "c30", "c32"),
 )
-"""Defects whose cause the check names of a cheaper entry too, and controls that look like those."""
+"""Defects whose cause the check names of a cheaper entry too, and controls of the kind of another one."""
 
 
 def rows_of(*lists: list[str], also: tuple[str, ...] = ()) -> list[Any]:
