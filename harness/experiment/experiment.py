@@ -456,6 +456,15 @@ class Experiment(Recipe):
         if self.plans_graphs:
             problem = f"must be eager: {stages}, whose calls in flight no plan of one graph counts"
             raise ConfigError("ac.executor", f"{problem}, got compiled; or use mesh.pp=1")
+        if self.ac.partitioner and self.model.may_drop_out():
+            # torch's partitioner runs dropout again in backward, and leaves the generator where that ends
+            problem = f"{name_of(self.ac)} draws random numbers in backward: {stages}, where a later forward"
+            remedy = "use ac=full, or no dropout"
+            raise ConfigError("ac", f"{problem} of another micro-batch finds them drawn; {remedy}")
+        if self.compile == "inductor" and self.mesh.splits_backward:
+            problem = f"inductor does not suit {self.mesh.pp_schedule}, whose two parts of a backward run"
+            remedy = "use aot_eager, mesh.pp_split_backward=false or mesh.pp_schedule=1f1b"
+            raise ConfigError("compile", f"{problem} generated code twice; {remedy}")
 
     def _require_ac_of_stages(self) -> None:
         """Refuse a list that is not one variant a stage, each of which could stand on all stages."""

@@ -192,7 +192,7 @@ class Mesh:
     def without_pipeline(self) -> Mesh:
         """Return the mesh whose ranks hold the whole model, without options that nothing would read there."""
         defaults: dict[str, Any] = {each.name: each.default for each in fields(self)}
-        return replace(self, pp=1, **{name: defaults[name] for name in _OF_PIPELINES})
+        return replace(self, **{name: defaults[name] for name in _OF_PIPELINES})
 
     def stages_of(self, pp_rank: int) -> tuple[int, ...]:
         """Return the stages of a rank of `pp`: every `pp`-th, and for `zbv` one going there and one back."""

@@ -76,9 +76,9 @@ COMPILED = (
     "mesh=pp2 mesh.pp_schedule=1f1b ac=full compile=aot_eager",
     "mesh=pp2 mesh.pp_schedule=zbv ac=nested compile=aot_eager compile_order=compile_first",
     "mesh=shard2_pp2 mesh.pp_schedule=zero_bubble ac=selective_op compile=aot_eager",
-    "mesh=pp2 mesh.pp_schedule=zero_bubble ac=compiler_budget compile=aot_eager",
     "mesh=pp2 mesh.pp_schedule=interleaved ac=full compile=inductor compile_order=compile_first",
-    "mesh=pp2 mesh.pp_schedule=zero_bubble ac=none compile=inductor",
+    "mesh=pp2 mesh.pp_schedule=gpipe ac=none compile=inductor",
+    "mesh=pp2 mesh.pp_schedule=zbv ac=compiler_budget compile=aot_eager model.dropout=0",
 )
 
 

@@ -214,6 +214,12 @@ def test_refuses_operators_that_cannot_be_saved(line: str, message: str) -> None
             "mesh=pp2 microbatches=4 model=llama_nano compile=aot_eager compile_scope=model": "compile_scope: "
             "must be blocks: mesh.pp=2 cuts the model into stages, whose forwards end in the middle of the "
             "model's, got model; or use compile=none",
+            "mesh=pp2 microbatches=4 model=llama_nano model.dropout=0.1 compile=aot_eager ac=compiler_budget": "ac: "
+            "compiler_budget draws random numbers in backward: mesh.pp=2 cuts the model into stages, where a later forward of "
+            "another micro-batch finds them drawn; use ac=full, or no dropout",
+            "mesh=pp2 microbatches=4 model=llama_nano compile=inductor mesh.pp_schedule=zbv": "compile: inductor "
+            "does not suit zbv, whose two parts of a backward run generated code twice; use aot_eager, "
+            "mesh.pp_split_backward=false or mesh.pp_schedule=1f1b",
             "mesh=pp2 microbatches=4 model=llama_nano compile=aot_eager ac=budget ac.fraction=0.8 "
             "ac.executor=compiled": "ac.executor: must be eager: mesh.pp=2 cuts the model into stages, whose "
             "calls in flight no plan of one graph counts, got compiled; or use mesh.pp=1",
