@@ -59,6 +59,13 @@ CASES: dict[str, tuple[str, str, Callable[[Experiment], int], int | None, int]] 
     "nothing fits": ("", "batch_size", lambda each: 100 * GIB + _tokens(each), None, 9),
     "fewest shards": ("batch_size=64", "mesh.dp_shard", _share, 8, 4),
     "fewest tensor-parallel ranks": ("mesh.dp_shard=4", "mesh.tp", _share, 2, 3),
+    "fewest stages, of which one is a whole model": (
+        "mesh=pp2 mesh.pp_schedule=gpipe microbatches=8 model.n_layers=8",
+        "mesh.pp",
+        lambda each: 400 * GIB // each.mesh.pp,
+        5,
+        4,
+    ),
     "fewest micro-batches": (
         "batch_size=64 mesh.dp_shard=4",
         "microbatches",
