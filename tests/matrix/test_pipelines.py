@@ -93,15 +93,16 @@ def test_blocks_of_stages_may_be_compiled(run: Run, words: str) -> None:
 
 
 PREDICTED = (
-    "mesh=pp2 mesh.pp_schedule=1f1b ac=full model.n_layers=4",
-    "mesh=shard2_pp2 mesh.pp_schedule=zero_bubble ac=selective_op model.n_layers=4",
-    "mesh=pp2 mesh.pp_schedule=gpipe ac=budget ac.fraction=0.9 model.n_layers=2",
+    # point | fewest ranks of pp that fit where its two do; gpipe has four calls in flight, a whole model one
+    ("mesh=pp2 mesh.pp_schedule=1f1b ac=full model.n_layers=4", 2),
+    ("mesh=shard2_pp2 mesh.pp_schedule=zero_bubble ac=selective_op model.n_layers=4", 2),
+    ("mesh=pp2 mesh.pp_schedule=gpipe ac=budget ac.fraction=0.9 model.n_layers=2", 1),
 )
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("words", PREDICTED)
-def test_what_a_record_foresees_is_measured_and_solved_for(run: Run, words: str) -> None:
+@pytest.mark.parametrize(("words", "fewest"), PREDICTED)
+def test_what_a_record_foresees_is_measured_and_solved_for(run: Run, words: str, fewest: int) -> None:
     (case,) = experiments([["model=llama_nano", *SIZES, "batch_size=8", "microbatches=4", *words.split()]])
     foreseen = predicted_step(case)
     (record,) = run([case])
@@ -113,4 +114,4 @@ def test_what_a_record_foresees_is_measured_and_solved_for(run: Run, words: str)
     assert {name: getattr(foreseen, name) for name in numbers} == numbers
     fitting = hardware(usable_gib=record.memory.peak_bytes / (1 << 30))
     solved, _ = solve(case, "mesh.pp", fitting, highest_of_ranks)
-    assert solved.value == 2
+    assert solved.value == fewest
