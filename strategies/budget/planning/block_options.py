@@ -19,16 +19,21 @@ from strategies.budget.planning.simulation import PLAIN, Decision, Effect, effec
 from strategies.estimate.operator_cost import machine_for
 from strategies.step.step_graph import StepGraph
 
-_MOST_ENUMERATED = 8
+_MOST_ENUMERATED = 6
 """Units with FLOPs up to which all sets of those that do not run again are tried."""
 
-_SAMPLES = 192
+_SAMPLES = 32
 _MOST_OPTIONS = 160
-_REFINED = 48
-_REFINED_MOVED = 24
-"""Options whose neighbours are tried, in each of the rounds; where values may wait on the host, too."""
+_REFINED = 24
+_WAITING_BLOCKS = (1, 2, 4, 8)
+"""Options whose neighbours are tried in each of the rounds: some of all costs, and those of the smallest
+peaks where so many blocks wait for backward. With fewer of all costs plans of small models cost more; with
+none of the smallest peaks these were higher."""
 
-_ROUNDS = 2
+_ROUNDS = 4
+_FEWEST_TRIED, _MOST_SIMULATED = 64, 24_000
+"""Neighbours that a round tries at least, and operators that it simulates at most."""
+
 _SMALLEST_MOVED = 0.02
 """Bytes of a storage that is worth a copy, as a share of the largest of the block."""
 
@@ -54,6 +59,9 @@ class Option:
     host_bytes: int
     cost: float
     effect: Effect
+
+
+_BYTES = attrgetter("left_bytes", "backward_bytes", "forward_bytes", "host_bytes")
 
 
 class CallOptions:
@@ -174,13 +182,21 @@ class CallOptions:
         fleeting = dict.fromkeys(self._fleeting(option.decision) for option in options)
         tried |= fleeting
         options = thinned([*options, *map(self.option, fleeting)])
-        for _ in range(_ROUNDS):
-            chosen = options[:: max(1, len(options) // (_REFINED_MOVED if self._movable else _REFINED))]
-            near = _neighbours(self.call.program, chosen, self._movable)
-            fresh = [each for each in near if each not in tried]
+        most = max(_FEWEST_TRIED, _MOST_SIMULATED // max(len(self.call.program.units), 1))
+        for number in range(_ROUNDS):
+            near = _neighbours(self.call.program, self._corners(options), self._movable)
+            fresh = [each for each in dict.fromkeys(near) if each not in tried]
+            fresh = fresh[number % (len(fresh) // most + 1) :: len(fresh) // most + 1]
             tried |= dict.fromkeys(fresh)
-            options = thinned([*options, *map(self.option, dict.fromkeys(fresh))])
+            options = thinned([*options, *map(self.option, fresh)])
         return options
+
+    def _corners(self, options: Sequence[Option]) -> list[Option]:
+        """Return a few options of all costs, and those of the fewest bytes."""
+        rows = _rows(options)
+        peaks = [blocks * rows[:, 0] + rows[:, 1] for blocks in _WAITING_BLOCKS]
+        few = range(0, len(options), max(1, len(options) // _REFINED))
+        return [options[each] for each in sorted({*few, *_smallest(np.column_stack([rows, *peaks]))})]
 
     def _fleeting(self, decision: Decision) -> Decision:
         """Return a decision that makes anew for each reader what costs no FLOPs."""
@@ -218,16 +234,25 @@ def thinned(options: Iterable[Option]) -> list[Option]:
 
 def _undominated(options: list[Option], *, slack: float) -> list[Option]:
     """Return the options of which no other is better in cost and in all bytes; `slack` thins them out."""
-    columns = attrgetter("left_bytes", "backward_bytes", "forward_bytes", "host_bytes")
-    options.sort(key=lambda each: (each.cost, *columns(each)))
-    rows = np.array(list(map(columns, options)), dtype=np.float64)
+    options.sort(key=lambda each: (each.cost, *_BYTES(each)))
+    rows = _rows(options)
     span = slack * (rows.max(axis=0) - rows.min(axis=0)) if slack else 0.0
     chosen: list[int] = []
     for index in range(len(options)):
         if not chosen or not np.any(np.all(rows[chosen] <= rows[index] + span, axis=1)):
             chosen.append(index)
-    smallest = {int(column.argmin()) for column in rows.T}  # thinning must not lose what fits the least
-    return [options[index] for index in sorted({*chosen, *smallest})]
+    # thinning must not lose what fits the least
+    return [options[index] for index in sorted({*chosen, *_smallest(rows)})]
+
+
+def _rows(options: Sequence[Option]) -> npt.NDArray[np.float64]:
+    """Return the bytes of options, a row each."""
+    return np.array(list(map(_BYTES, options)), dtype=np.float64)
+
+
+def _smallest(rows: npt.NDArray[np.float64]) -> set[int]:
+    """Return the numbers of the options of the fewest bytes of each kind."""
+    return {int(column.argmin()) for column in rows.T}
 
 
 def _worth_moving(program: BlockProgram) -> frozenset[int]:
@@ -287,8 +312,10 @@ def _neighbours(
         for kept, moved in _near(program, keep, decision.offload, movable):
             held = program.completed(kept, moved)
             yield Decision(keep=held, offload=moved, again=decision.again - held - moved)
-        for each in sorted(program.fleeting - keep - decision.offload):
-            yield Decision(keep=keep, offload=decision.offload, again=decision.again ^ {each})
+        anew = program.fleeting - keep - decision.offload
+        for part in program.alike:
+            if part <= anew:
+                yield Decision(keep=keep, offload=decision.offload, again=decision.again ^ part)
 
 
 def _near(
@@ -297,8 +324,12 @@ def _near(
     """Yield what is kept and what is on the host, one storage more or less."""
     made = {s for unit in program.needed(keep | moved) for s in program.units[unit].makes}
     fresh = (made | program.saved) - moved
-    yield from ((keep | {each}, moved) for each in sorted(fresh))
-    yield from ((keep - {each}, moved) for each in sorted(keep - program.pinned))
+    for part in program.alike:
+        more, less = part & fresh - keep, part & keep - program.pinned
+        if more:
+            yield keep | more, moved
+        if less:
+            yield keep - less, moved
     inputs = {storage for storage in movable if storage < 0}
     for each in sorted((movable & (keep | fresh | inputs)) - moved):
         yield keep - {each}, moved | {each}

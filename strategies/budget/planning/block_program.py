@@ -8,7 +8,7 @@ Blocks whose calls do the same have equal programs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +19,13 @@ from strategies.step.step_graph import BlockCall, StepGraph, StepOperator
 
 _SMALLEST_FLEETING = 0.02
 """Bytes of a storage that is made anew for each reader, as a share of the largest of the block."""
+
+
+_STEPS_OF_LOOP = 8
+"""Storages alike from which on they are of a loop."""
+
+_STRIDES = (2, 4, 8)
+"""Distances between steps of a loop whose storages stay."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +107,16 @@ class BlockProgram:
         return *self.nbytes, *reversed(self.outer_nbytes)
 
     @cached_property
+    def made_bytes(self) -> tuple[int, ...]:
+        """The bytes that each unit makes."""
+        return tuple(sum(self.nbytes[storage] for storage in unit.makes) for unit in self.units)
+
+    @cached_property
+    def asked_inside(self) -> tuple[tuple[int, int], ...]:
+        """The requests for storages of the block: number and storage."""
+        return tuple((index, storage) for index, storage in enumerate(self.asked) if storage >= 0)
+
+    @cached_property
     def random_units(self) -> tuple[int, ...]:
         """The units that draw random numbers."""
         return tuple(index for index, unit in enumerate(self.units) if unit.random_states)
@@ -140,6 +157,25 @@ class BlockProgram:
         made = (storage for unit in self.units if unit.may_run_often for storage in unit.makes)
         several = (storage for storage in made if readers[storage] > 1 and self.nbytes[storage] > least)
         return frozenset(several) - self.pinned
+
+    @cached_property
+    def alike(self) -> tuple[frozenset[int], ...]:
+        """Sets of storages that decisions try together: each alone, and of a loop those of many steps.
+
+        Storages are of a loop if many are made, read and asked for by operators of the same names. Those of a
+        loop are tried all, halves of them, and all but every second, fourth or eighth.
+        """
+        readers: dict[int, list[str]] = {}
+        for unit in self.units:
+            for storage in unit.reads:
+                readers.setdefault(storage, []).append(unit.name)
+        asked = Counter(self.asked)
+        kinds: dict[object, list[int]] = {}
+        for storage, maker in enumerate(self.makers):
+            unit = self.units[maker]
+            ends = unit.name, tuple(sorted(readers.get(storage, ()))), asked[storage]
+            kinds.setdefault((ends, unit.flops, self.nbytes[storage]), []).append(storage)
+        return tuple(frozenset(part) for kind in kinds.values() for part in _parts(kind))
 
     def completed(self, keep: frozenset[int], moved: frozenset[int]) -> frozenset[int]:
         """Return `keep` with what could only be made by units that may not run again.
@@ -187,7 +223,17 @@ class BlockProgram:
         return sorted(needed(missing(wanted), lambda unit: missing(self.units[unit].reads)))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+def _parts(alike: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yield the sets of some storages alike, in order, that decisions try together."""
+    if len(alike) < _STEPS_OF_LOOP:
+        yield from ([storage] for storage in alike)
+        return
+    yield from (alike, alike[: len(alike) // 2], alike[len(alike) // 2 :])
+    for stride in _STRIDES:
+        yield [storage for number, storage in enumerate(alike, 1) if number % stride]
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlannedCall:
     """One call of a block: its program, and when in the step it happens.
 
@@ -218,6 +264,32 @@ class PlannedCall:
     outer_deaths: tuple[int, ...]
     storages: tuple[int, ...]
     outer_storages: tuple[int, ...]
+
+    @cached_property
+    def all_deaths(self) -> tuple[int, ...]:
+        """The last moment at which forward has each storage, those from outside last: -1 is the very last."""
+        return *self.deaths, *reversed(self.outer_deaths)
+
+    @cached_property
+    def asked_until(self) -> dict[int, int]:
+        """The last moment at which nodes hold each storage that they ask for by a ticket."""
+        found: dict[int, int] = {}
+        for storage, until in zip(self.program.asked, self.until, strict=True):
+            found[storage] = max(until, found.get(storage, -1))
+        return found
+
+    @cached_property
+    def nodes_until(self) -> dict[int, int]:
+        """The same, if autograd saves all of them itself."""
+        found = dict(self.asked_until)
+        for storage, released in zip(self.program.asked, self.released, strict=True):
+            found[storage] = max(released, found[storage])
+        return found
+
+    @cached_property
+    def tickets_until(self) -> dict[int, int]:
+        """The same, if it has tickets for the storages of the block."""
+        return self.nodes_until | {each: until for each, until in self.asked_until.items() if each >= 0}
 
     def number_of(self, storage: int) -> int:
         """Return the number in the step of a storage, be it from outside."""

@@ -161,8 +161,7 @@ class Schedule:
         there: storages that requests find made: from forward or the second forward on, or on the host.
         until_end: storages that are held until forward ends, whoever reads them.
         second: units of the second forward, in order; none outside of groups.
-        requests: units that run at each request of backward.
-        until: last moment at which the node that asked holds the value of each request.
+        requests: units that run at requests of backward, by the request's number; of others nothing runs.
         runs_at: first moment at which each unit runs for a request.
         fetched_at: moment at which each offloaded storage comes back.
         reads: storages that are at hand when units read them, as often as they are read.
@@ -180,8 +179,7 @@ class Schedule:
     there: frozenset[int]
     until_end: frozenset[int]
     second: list[int] = field(default_factory=list)
-    requests: list[list[int]] = field(default_factory=list)
-    until: list[int] = field(default_factory=list)
+    requests: dict[int, list[int]] = field(default_factory=dict)
     runs_at: dict[int, int] = field(default_factory=dict)
     fetched_at: dict[int, int] = field(default_factory=dict)
     reads: list[int] = field(default_factory=list)
@@ -244,25 +242,34 @@ class Schedule:
         What a ticket gives, nobody but the node that asked holds.
         """
         call, program = self.call, self.call.program
-        for storage, moment, until, released in zip(
-            program.asked, call.asked, call.until, call.released, strict=True
-        ):
-            has_ticket = has_tickets and (storage >= 0 or storage in self.moved or storage in self.links)
-            self.until.append(until if has_ticket else max(until, released))
-            self.held_until[storage] = max(self.until[-1], self.held_until.get(storage, -1))
-            units, reads = [], list[int]()
-            if storage >= 0 and storage not in self.there:  # of most storages nothing runs again
-                units = program.closure([storage], self.there, self.runs_at.keys(), self.again)
-                reads = [each for unit in units for each in program.units[unit].reads]
-                self.reads += reads
-                self.read_until |= dict.fromkeys(reads, moment)
-                for unit in units:
-                    self.runs_at.setdefault(unit, moment)
-            self.requests.append(units)
-            for each in (*reads, storage) if self.moved else ():
-                if each in self.moved:
-                    self.fetched_at.setdefault(each, moment)
+        self.held_until |= call.tickets_until if has_tickets else call.nodes_until
+        tickets = (self.moved | self.links) if has_tickets else frozenset[int]()
+        self.held_until |= {each: call.asked_until[each] for each in tickets & call.asked_until.keys()}
+        for index, storage in program.asked_inside:
+            # of most storages nothing runs again
+            maker = program.makers[storage]
+            if storage in self.there or (maker in self.runs_at and storage not in self.again):
+                continue
+            units = program.closure([storage], self.there, self.runs_at.keys(), self.again)
+            reads = [each for unit in units for each in program.units[unit].reads]
+            self.reads += reads
+            self.read_until |= dict.fromkeys(reads, call.asked[index])
+            for unit in units:
+                self.runs_at.setdefault(unit, call.asked[index])
+            self.requests[index] = units
+        if self.moved:
+            self._fetch()
         self._note_last()
+
+    def _fetch(self) -> None:
+        """Note the first request that needs each storage on the host."""
+        program = self.call.program
+        for index, (storage, moment) in enumerate(zip(program.asked, self.call.asked, strict=True)):
+            units = self.requests.get(index, [])
+            for each in (*(read for unit in units for read in program.units[unit].reads), storage):
+                if each in self.moved and each not in self.fetched_at:
+                    self.fetched_at[each] = moment
+                    self.requests[index] = units
 
     def _note_last(self) -> None:
         """Find the last moment at which anybody has each storage; those that live for a request have none."""
@@ -282,13 +289,14 @@ class _Walk:
         self.effect = effect = Effect()
         self._schedule, self._call, self._program = schedule, schedule.call, schedule.call.program
         self._sizes, self._random_state_bytes = self._program.sizes, random_state_bytes
+        self._deaths = self._call.all_deaths
         self._back: set[int] = set()
         self._left = Counter(schedule.reads)
         read_until, held_until, sizes = schedule.read_until, schedule.held_until, self._sizes
         last, resident, away = schedule.last, schedule.resident, schedule.moved | schedule.links
         # there from forward on, without a link, the host or a unit; held is what lives longer than unplanned
         there = {each for each in last if each in resident or (each < 0 and each not in away)}
-        longer = {each for each in there if last[each] > self._death(each)}
+        longer = {each for each in there if last[each] > self._deaths[each]}
         self._held = longer if owned is None else {each for each in longer if each >= 0 or each in owned}
         # what this call is the last to have: a unit, or a node of autograd, sets it free
         ours = self._held | (last.keys() - there - schedule.outs)
@@ -301,23 +309,20 @@ class _Walk:
         self._run_requests()
         for storage in ours - by_unit:
             self.effect.gains[held_until[storage] + 1] -= sizes[storage]
-        effect.runs = tuple(sorted(unit for request in schedule.requests for unit in request))
+        effect.runs = tuple(sorted(unit for units in schedule.requests.values() for unit in units))
         work = [self._program.units[unit] for unit in (*schedule.second, *effect.runs)]
         effect.flops = sum(unit.flops for unit in work)
         effect.seconds = sum(unit.seconds for unit in work)
         effect.linked_bytes = sum(sizes[link] for link in schedule.links)
 
-    def _death(self, storage: int) -> int:
-        return self._call.deaths[storage] if storage >= 0 else self._call.outer_deaths[-1 - storage]
-
     def _hold_from_forward(self) -> None:
         """Enter what forward leaves: kept storages, inputs that are read again, states of generators."""
         gains, call, sizes, schedule = self.effect.gains, self._call, self._sizes, self._schedule
         for storage in self._held:
-            gains[self._death(storage) + 1] += sizes[storage]
+            gains[self._deaths[storage] + 1] += sizes[storage]
         for storage in schedule.until_end - self._held:
-            if self._death(storage) < call.end:
-                gains[self._death(storage) + 1] += sizes[storage]
+            if self._deaths[storage] < call.end:
+                gains[self._deaths[storage] + 1] += sizes[storage]
                 gains[call.end + 1] -= sizes[storage]
         needed = schedule.runs_at.keys() | schedule.second
         for index in self._program.random_units:
@@ -338,16 +343,16 @@ class _Walk:
 
     def _run_requests(self) -> None:
         """Follow the bytes while the units of each request run, between its moment and the next."""
-        schedule, effect = self._schedule, self.effect
-        asking = zip(self._program.asked, self._call.asked, schedule.requests, schedule.until, strict=True)
-        for asked, moment, request, until in asking:
-            if request or schedule.fetched_at.get(asked) == moment:
-                peak, live = self._run(request, self._passing(request, asked), moment=moment)
-                live += self._fetched((asked,), moment)
-                effect.peaks[moment] = max(peak, live)
-                effect.gains[moment + 1] += live
+        schedule, effect, program = self._schedule, self.effect, self._program
+        for index, request in sorted(schedule.requests.items()):
+            asked, moment = program.asked[index], self._call.asked[index]
+            peak, live = self._run(request, self._passing(request, asked), moment=moment)
+            live += self._fetched((asked,), moment)
+            effect.peaks[moment] = max(peak, live)
+            effect.gains[moment + 1] += live
+        for index, asked in program.asked_inside if schedule.again else ():
             if asked in schedule.again:
-                effect.gains[until + 1] -= self._sizes[asked]
+                effect.gains[self._call.until[index] + 1] -= self._sizes[asked]
 
     def _passing(self, request: Sequence[int], asked: int) -> dict[int, int]:
         """Return how often a request reads each storage that lives for it alone; who asked reads it once."""
@@ -369,39 +374,43 @@ class _Walk:
         live = peak = 0
         for index in running:
             unit = units[index]
-            live += self._fetched(unit.reads, moment)
-            for storage in unit.makes:
-                live += sizes[storage]
-            stash = unit.random_states * self._random_state_bytes
-            peak = max(peak, live)
-            for storage in unit.early_reads:
-                live -= self._read(storage, passing)
-            peak = max(peak, live + unit.private_bytes + (self._random_state_bytes if stash else 0))
-            if moment is not None or index not in schedule.runs_at:  # the last time that it runs
-                live -= stash
+            if schedule.fetched_at:
+                live += self._fetched(unit.reads, moment)
+            live += self._program.made_bytes[index]
+            if unit.early_reads:
+                peak = max(peak, live)
+                live -= self._freed_by(unit.early_reads, passing)
+            if unit.random_states:
+                peak = max(peak, live + unit.private_bytes + self._random_state_bytes)
+                if moment is not None or index not in schedule.runs_at:  # the last time that it runs
+                    live -= unit.random_states * self._random_state_bytes
+            else:
+                peak = max(peak, live + unit.private_bytes)
             stays = (
                 schedule.there if moment is None else self._later if schedule.runs_at[index] == moment else ()
             )
             for storage in unit.makes:
                 if storage not in stays and storage not in passing:  # superfluous
                     live -= sizes[storage]
-            for storage in unit.late_reads:
-                live -= self._read(storage, passing)
+            live -= self._freed_by(unit.late_reads, passing)
         return peak, live
 
     def _fetched(self, storages: Sequence[int], moment: int | None) -> int:
         """Return the bytes of those storages that come back from the host at this moment, once."""
         known = self._schedule.fetched_at
-        if not known:
-            return 0
         here = [each for each in storages if known.get(each) == moment and each not in self._back]
         self._back.update(here)
         return sum(self._sizes[each] for each in here)
 
-    def _read(self, storage: int, passing: dict[int, int]) -> int:
-        """Note that a unit has read a storage; return the bytes that are free because it was the last."""
-        if storage in passing:
-            passing[storage] -= 1
-            return 0 if passing[storage] else self._sizes[storage]
-        self._left[storage] -= 1
-        return 0 if self._left[storage] else self._freed.get(storage, 0)
+    def _freed_by(self, reads: Sequence[int], passing: dict[int, int]) -> int:
+        """Note that a unit has read storages; return the bytes that are free because it was the last."""
+        freed = 0
+        for storage in reads:
+            if storage in passing:
+                passing[storage] -= 1
+                freed += 0 if passing[storage] else self._sizes[storage]
+                continue
+            self._left[storage] -= 1
+            if not self._left[storage]:
+                freed += self._freed.get(storage, 0)
+        return freed

@@ -42,9 +42,7 @@ def test_a_file_computes_the_same_and_keeps_what_the_plan_does_not_run_again() -
     text = plan_file(*planned(0.82))
     names = loaded(text, "apply_budget")
     assert [(blocks, again) for blocks, _, again in names["RULES"]] == [
-        (["layers.0"], [":attention", "out:linear"]),
-        (["layers.1"], [":attention"]),
-        (["layers.2"], []),
+        (["layers.0", "layers.1", "layers.2"], [":attention"]),
     ]
     model = names["apply"](toy())
     assert differences(train_step(toy()), train_step(model)) == []
@@ -54,8 +52,8 @@ def test_a_file_says_what_it_does_otherwise() -> None:
     text = plan_file(*planned(0.82))
     assert text.startswith('"""A plan of ac=budget for 0.089 MiB a step, as rules of operators.\n\n')
     assert (
-        "acbench carries the plan out within 0.088 MiB, at 2.52 % more FLOPs. "
-        "Here a block runs again at once, at 1.68 %, so the peak is another one: "
+        "acbench carries the plan out within 0.088 MiB, at 2.10 % more FLOPs. "
+        "Here a block runs again at once, at 1.26 %, so the peak is another one: "
         "ac=file ac.path=... measures it. Left as they are, though the plan recomputes values of them: "
         "what runs before layers.0."
     ) in words(text)
@@ -73,8 +71,8 @@ def test_a_plain_plan_leaves_every_block_as_it_is() -> None:
 
 def test_regions_are_submodules_whose_results_are_held() -> None:
     text = remat_regions(*planned(0.82))
-    assert yaml.safe_load(text) == {"layers.0": ["up"], "layers.1": ["out", "up"], "layers.2": ["up"]}
-    assert "\n# lost: aten.clone.default.0 (9), " in text
+    assert yaml.safe_load(text) == {"layers.0": ["out", "up"], "layers.1": ["up"], "layers.2": ["up"]}
+    assert "\n# lost: aten.where.self.0 (7), aten.clone.default.0 (9), " in text
 
 
 @REMAT
