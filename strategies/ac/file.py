@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.ac.base import ActivationCheckpointing
 from strategies.base import StrategyError
+from strategies.budget.eager import first_call
+from strategies.budget.export import operator_modules
 from strategies.foreign import policy_files
 from strategies.regions import blocks, region
 from strategies.written import loaded_file
@@ -58,7 +61,7 @@ class File(ActivationCheckpointing):
         if not policy_files.is_code(self.path):
             policy_files.of_text(self.path, text, "ac.path")
 
-    def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:  # noqa: ARG002 (the file takes none)
+    def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:
         """Return what the file makes of `model`.
 
         Raises:
@@ -78,6 +81,8 @@ class File(ActivationCheckpointing):
         region.refuse_own_forward(found)
         if not any(isinstance(each, blocks.AbsentBlock) for each in model.modules()):  # a whole model
             policy.check(found)
+            if sample and any(each.is_meta for each in model.parameters()):  # before a rank starts
+                self._check_operators(policy, model, sample)
         policy.enclose(found)
         return model
 
@@ -105,6 +110,23 @@ class File(ActivationCheckpointing):
             StrategyError: always.
         """
         raise StrategyError("compile", "ac=file is for what runs eagerly; use compile=none")
+
+    def _check_operators(
+        self, policy: policy_files.PolicyFile, model: nn.Module, sample: tuple[Any, ...]
+    ) -> None:
+        """Refuse operators that blocks do not run, where a step without data says which they run."""
+
+        def forwards() -> Mapping[str, operator_modules.BlockForward]:
+            step = first_call.shadow_step(model, sample, {})
+            found = blocks.find_blocks(
+                step.model, layers_fqn=self.layers_fqn, module_classes=self.module_classes
+            )
+            try:
+                return operator_modules.block_forwards(step, found)
+            except StrategyError:  # ranks have the data that forward asks for
+                return {}
+
+        policy.check_operators(forwards)
 
     def _changed(self, model: nn.Module, function: Any) -> nn.Module:
         try:

@@ -22,10 +22,14 @@ from strategies.regions import operator_names, recomputation, region, selectors
 if TYPE_CHECKING:
     from torch import nn
 
+    from strategies.budget.export.operator_modules import BlockForward
     from strategies.regions.operator_names import SaveList
 
 NAME = "policy_fn"
 """Name of the function in a file, as torch's own examples have it."""
+
+_LINEAR = frozenset({"aten.mm.default", "aten.addmm.default"})
+"""Operators that are the same on every device: kernels of attention and of norms are not."""
 
 _CODE = ".py"
 _REGIONS = frozenset({".yaml", ".yml"})
@@ -43,6 +47,13 @@ class PolicyFile(Protocol):
 
         Raises:
             StrategyError: it names what is not there, with the nearest names.
+        """
+
+    def check_operators(self, forwards: Callable[[], Mapping[str, BlockForward]]) -> None:
+        """Look at the operators that blocks run, by FQN, where the policy names some.
+
+        Raises:
+            StrategyError: it names one of linear layers that its module does not run.
         """
 
     def enclose(self, found: Mapping[str, nn.Module]) -> None:
@@ -116,6 +127,9 @@ class _OfTorch:
     def check(self, found: Mapping[str, nn.Module]) -> None:
         """Refuse nothing: it names no module."""
 
+    def check_operators(self, forwards: Callable[[], Mapping[str, BlockForward]]) -> None:
+        """Refuse nothing: it names no operator."""
+
     def enclose(self, found: Mapping[str, nn.Module]) -> None:
         for block in found.values():
             made = recomputation.Recomputation(
@@ -133,6 +147,20 @@ class _Selectors:
 
     def check(self, found: Mapping[str, nn.Module]) -> None:
         selectors.refuse_unmatched(self.save_list.named, found, self.where)
+
+    def check_operators(self, forwards: Callable[[], Mapping[str, BlockForward]]) -> None:
+        named = [each for each in self.save_list.named if each.rpartition(selectors.SEPARATOR)[2] in _LINEAR]
+        if not any(selectors.SEPARATOR in each for each in named):
+            return
+        known = forwards()
+        if not known:
+            return
+        run = {
+            (f"{fqn}.{module}" if module else fqn, operator)
+            for fqn, forward in known.items()
+            for module, operator in zip(forward.modules, forward.operators, strict=True)
+        }
+        selectors.refuse_idle(named, run, self.where)
 
     def enclose(self, found: Mapping[str, nn.Module]) -> None:
         selectors.enclose(found, self.save_list)
@@ -156,6 +184,9 @@ class _RematRegions:
                     problem = f"{fqn!r} has no submodule {name!r}; {selectors.nearest(name, inside)}"
                     raise StrategyError(self.where, problem)
             region.refuse_own_forward({f"{fqn}.{name}": inside[name] for name in names})
+
+    def check_operators(self, forwards: Callable[[], Mapping[str, BlockForward]]) -> None:
+        """Refuse nothing: it names no operator."""
 
     def enclose(self, found: Mapping[str, nn.Module]) -> None:
         remat = import_module("strategies.regions.remat")  # an optional package

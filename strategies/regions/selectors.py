@@ -9,7 +9,7 @@ Source: torchtitan, `full_recompute_save_ops` (https://github.com/pytorch/torcht
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -99,6 +99,26 @@ def refuse_unmatched(selectors: Sequence[str], found: Mapping[str, nn.Module], w
             where, f"{pattern!r} matches no module of the blocks; {nearest(pattern, [*found, *parts])}"
         )
     region.refuse_own_forward(parts)
+
+
+def refuse_idle(selectors: Sequence[str], run: Collection[tuple[str, str]], where: str) -> None:
+    """Refuse a selector whose module runs other operators alone, and name these.
+
+    Args:
+        selectors: to look at.
+        run: FQNs of modules with the operators that they run.
+        where: the option that messages name.
+
+    Raises:
+        StrategyError: naming it.
+    """
+    for selector in selectors:
+        pattern, separator, operator = selector.partition(SEPARATOR)
+        found = {name for fqn, name in run if _is_of(selector, fqn)}
+        if separator and operator not in found:
+            near = difflib.get_close_matches(operator, sorted(found), n=3, cutoff=0.3)
+            words = f"it runs {', '.join(near or sorted(found)[:3]) or 'none itself'}"
+            raise StrategyError(where, f"{pattern!r} runs no {operator}; {words}")
 
 
 def nearest(pattern: str, names: Iterable[str]) -> str:

@@ -17,7 +17,7 @@ from strategies.ac.torch_remat import TorchRemat
 from strategies.regions.blocks import AbsentBlock
 from tests.strategies.installed import ABSENT
 from tests.strategies.meters import Measured, measure
-from tests.strategies.toys import Step, differences, toy, train_step
+from tests.strategies.toys import Step, Toy, differences, toy, train_step
 
 REMAT = pytest.mark.skipif(
     "torch_remat" in ABSENT, reason="torch-remat is not installed: pip install 'acbench[remat]'"
@@ -195,3 +195,23 @@ def test_a_save_list_names_no_modules() -> None:
         "ac.save_ops: 'layers.*.up::matmul' names a module; write such lines into a file, and use ac=file "
         "ac.path=FILE"
     )
+
+
+def test_an_operator_that_its_module_does_not_run_is_refused_before_a_rank_starts(tmp_path: Path) -> None:
+    right = "layers.*.up::aten.addmm.default\nlayers.*::attention\nlayers.?::aten.bmm.default\n"
+    with torch.device("meta"):
+        models, tokens = (toy(), toy()), torch.zeros(2, 8, dtype=torch.int64)
+    of_file(tmp_path, "right.txt", right).apply(models[0], (tokens,))
+    with pytest.raises(StrategyError) as error:
+        of_file(tmp_path, "theirs.txt", f"{right}layers.*.up::aten.mm.default").apply(models[1], (tokens,))
+    assert str(error.value) == "ac.path: 'layers.*.up' runs no aten.mm.default; it runs aten.addmm.default"
+
+
+def test_a_model_that_needs_data_is_not_asked_for_its_operators(tmp_path: Path) -> None:
+    class Reads(Toy):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return super().forward(tokens) * float(tokens.sum())
+
+    with torch.device("meta"):
+        model, tokens = Reads(), torch.zeros(2, 8, dtype=torch.int64)
+    assert of_file(tmp_path, "theirs.txt", "layers.*.up::aten.mm.default").apply(model, (tokens,)) is model
