@@ -282,8 +282,7 @@ _USUAL = [("gather", "hf_llama", "full"), ("ring", "vit", "full"), ("ulysses", "
                     ("selective_op", {}),
                     ("nested", {}),
                     ("offload", {}),
-                    # the peak of so small a classifier lies in the optimizer, which no plan lowers
-                    *([] if method == "ring" or model == "vit" else [("budget", _PLANNED)]),
+                    *([] if method == "ring" else [("budget", _PLANNED)]),
                 ]
             ),
         ]
@@ -292,13 +291,16 @@ _USUAL = [("gather", "hf_llama", "full"), ("ring", "vit", "full"), ("ulysses", "
 def test_images_and_models_of_transformers_in_parts(
     pool2: RankPool, method: str, model: str, variant: str, options: dict[str, Any]
 ) -> None:
-    mesh = cases.MESHES[f"cp2_{method}"]
-    cases.require_neutral(
-        pool2.run(
-            cases.parity,
-            cases.experiment(model=model, mesh=mesh, variant=variant, options=options, parity_steps=2),
-        )
+    case = cases.experiment(
+        model=model,
+        mesh=cases.MESHES[f"cp2_{method}"],
+        variant=variant,
+        options=options,
+        parity_steps=2,
+        # with few samples the peak of so small a classifier lies in the optimizer, which no plan lowers
+        batch_size=64 if variant == "budget" else 4,
     )
+    cases.require_neutral(pool2.run(cases.parity, case))
 
 
 @pytest.mark.parametrize("sync", ["each", "last"])
