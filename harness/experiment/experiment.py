@@ -436,8 +436,7 @@ class Experiment(Recipe):
             problem = f"{stages}, which pass on whole sequences and logits"
             raise ConfigError(f"mesh.{option}", f"{problem}; use false, or mesh.pp=1")
         if mesh.cp > 1:
-            problem = f"{stages}, which take no positions of parts"
-            raise ConfigError("mesh.cp", f"{problem}; use mesh.cp=1, or mesh.pp=1")
+            self._require_parts_in_stages(stages)
         if mesh.sync == "last":
             problem = "last has no effect: schedules reduce gradients once, after all micro-batches"
             raise ConfigError("mesh.sync", f"{problem}; leave it at each")
@@ -465,6 +464,23 @@ class Experiment(Recipe):
             problem = f"inductor does not suit {self.mesh.pp_schedule}, whose two parts of a backward run"
             remedy = "use aot_eager, mesh.pp_split_backward=false or mesh.pp_schedule=1f1b"
             raise ConfigError("compile", f"{problem} generated code twice; {remedy}")
+
+    def _require_parts_in_stages(self, stages: str) -> None:
+        """Refuse parts of sequences that a stage does not take, or whose gradients nobody would add up.
+
+        Args:
+            stages: the beginning of what a refusal says.
+        """
+        mesh = self.mesh
+        if not self.model.has_outputs_of_parts:
+            problem = f"{stages}, and {self.model.name!r} cuts sequences inside of the first"
+            raise ConfigError("mesh.cp", f"{problem}; use mesh.cp=1, or mesh.pp=1")
+        if self.ac.step_planner is not None:
+            problem = f"{stages}, and ac={name_of(self.ac)} plans them for whole sequences"
+            raise ConfigError("mesh.cp", f"{problem}; use mesh.cp=1, or mesh.pp=1")
+        if mesh.stages > mesh.pp:
+            problem = f"{mesh.pp_schedule} has several stages a rank, which mesh.cp={mesh.cp} does not suit"
+            raise ConfigError("mesh.pp_schedule", f"{problem}; use gpipe or 1f1b, or mesh.cp=1")
 
     def _require_ac_of_stages(self) -> None:
         """Refuse a list that is not one variant a stage, each of which could stand on all stages."""
@@ -508,9 +524,10 @@ class Experiment(Recipe):
             )
             problem += "among those that FSDP has freed, and loses their gradients"
             raise ConfigError("mesh.reshard_after_forward", f"{problem}; use false, or {options}")
-        if self.mesh.dp_replicate > 1 and not self.mesh.is_sharded:
+        if self.mesh.gradient_ranks > 1 and not self.mesh.is_sharded:
+            axis, other = ("cp", "") if self.mesh.cp > 1 else ("dp_replicate", ", or mesh.dp_shard")
             problem = f"does not suit {schedule}: DDP sees no gradients that autograd.grad returns"
-            raise ConfigError("mesh.dp_replicate", f"{problem}; use {options}, or mesh.dp_shard")
+            raise ConfigError(f"mesh.{axis}", f"{problem}; use {options}{other}")
 
     def _require_ordered_microbatches(self) -> None:
         """Refuse numbers of micro-batches for which a schedule has no order."""

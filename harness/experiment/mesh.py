@@ -292,10 +292,10 @@ class Mesh:
         shards = self.dp_shard * self.cp
         if shards % self.ep:
             problem = f"must divide the {shards} ranks of mesh.dp_shard x mesh.cp, which share the experts"
-            raise ConfigError("mesh.ep", f"{problem}, got {self.ep}; use mesh.dp_shard={self.ep}")
+            raise ConfigError("mesh.ep", f"{problem}, got {self.ep}; use mesh.ep={shards}")
         if self.ep % self.cp:
             problem = f"must be a multiple of mesh.cp, {self.cp}, whose ranks share experts too"
-            raise ConfigError("mesh.ep", f"{problem}, got {self.ep}")
+            raise ConfigError("mesh.ep", f"{problem}, got {self.ep}; use mesh.ep={shards}")
         for name in ("tp", "pp"):
             if getattr(self, name) > 1:
                 problem = f"must be 1 for mesh.ep={self.ep}: experts are whole, and in one model"

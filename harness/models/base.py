@@ -39,12 +39,15 @@ class Batch:
             token that follows each input token, int64 of shape (B, S); `None` when the loss needs none.
         keywords: further inputs of the model, by name; empty for models that ship.
         is_joined: it is what `joined` made of several micro-batches, which `parts` gives back.
+        positions: inputs, by number or name, that say where a part of a sequence lies: the same in each
+            micro-batch.
     """
 
     inputs: tuple[Any, ...]
     targets: Any
     keywords: Mapping[str, Any] = field(default_factory=dict)
     is_joined: bool = False
+    positions: frozenset[int | str] = frozenset()
 
     def to(self, device: torch.device) -> Batch:
         """Return a copy of the batch on `device`: what a step does to it reaches no other step."""
@@ -79,7 +82,7 @@ class Batch:
         if not self.is_joined:
             return (self,)
         return tuple(
-            Batch(inputs=inputs, targets=targets, keywords=keywords)
+            Batch(inputs=inputs, targets=targets, keywords=keywords, positions=self.positions)
             for inputs, keywords, targets in self.inputs
         )
 
@@ -97,8 +100,9 @@ class Batch:
 
 def joined(batches: Iterable[Batch]) -> Batch:
     """Return what one step reads: `batches`, one after the other."""
-    parts = ((each.inputs, dict(each.keywords), each.targets) for each in batches)
-    return Batch(inputs=tuple(parts), targets=None, is_joined=True)
+    first, *_ = joining = tuple(batches)
+    parts = ((each.inputs, dict(each.keywords), each.targets) for each in joining)
+    return Batch(inputs=tuple(parts), targets=None, is_joined=True, positions=first.positions)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -410,7 +414,7 @@ def token_part(batch: Batch, part: int, parts: int) -> Batch:
     own = slice(part * length, (part + 1) * length)
     positions_S = torch.arange(own.start, own.stop, device=tokens_BS.device)
     tokens, targets = (each[:, own].contiguous() for each in (tokens_BS, targets_BS))
-    return Batch(inputs=(tokens, positions_S), targets=targets)
+    return Batch(inputs=(tokens, positions_S), targets=targets, positions=frozenset({1}))
 
 
 def _like(original: Tensor, made: Tensor) -> Tensor:

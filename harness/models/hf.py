@@ -164,7 +164,8 @@ class HFSpec(LanguageModelSpec):
         """Return a part of tokens and targets, with the positions of its tokens, of shape (1, S)."""
         cut = token_part(batch, part, parts)
         tokens, positions_S = cut.inputs
-        return replace(cut, inputs=(tokens,), keywords={"position_ids": positions_S[None]})
+        named = {"position_ids": positions_S[None]}
+        return replace(cut, inputs=(tokens,), keywords=named, positions=frozenset(named))
 
     def attend_over_parts(self, model: nn.Module, method: str, ring: Ring) -> None:
         """Register the attention with `transformers`, and let the model use it."""

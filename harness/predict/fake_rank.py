@@ -172,7 +172,7 @@ def _fake_trial(
         )
     mesh, on = experiment.mesh, torch.device(device)
     fakes = fakes_of(experiment)
-    rank = mesh.first_rank(pp_rank) if mesh.pp > 1 else _most_loaded(mesh)
+    rank = mesh.first_rank(pp_rank) + _most_loaded(mesh)
     given = batches(experiment, on, mesh.data_rank(rank), is_empty=True)
     with _named_errors():
         batch = [given(step).changed(_Fakery(fakes, on)) for step in range(UNMEASURED_STEPS + 1)]

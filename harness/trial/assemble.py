@@ -115,7 +115,7 @@ class Assembled:
         """
         *others, last = batch.parts()
         if self.pipeline is not None:
-            self.pipeline.step([*others, last], watcher, self.autocast)
+            self.pipeline.step([*others, last], self.loss, watcher, self.autocast)
             return
         for part in others:
             with self.between():
@@ -222,7 +222,6 @@ def assemble(
             microbatches=experiment.microbatches,
             sample=sample,
             between=passed_on,
-            loss=plain.loss,
         )
     site = made[0].site
     return Assembled(

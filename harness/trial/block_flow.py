@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from harness.models.base import Batch
 from harness.trial.elsewhere import Elsewhere
@@ -73,7 +73,7 @@ class BlockFlow:
         passed: what each block but the last passes on.
         readers: numbers of the blocks that read a parameter, by its FQN; what is read before the first one
             or after the last one counts as theirs.
-        inputs, keywords: what the model takes, without values.
+        inputs, keywords: what the model takes, without values but those that all micro-batches have.
     """
 
     blocks: tuple[str, ...]
@@ -109,13 +109,14 @@ class BlockFlow:
             raise StrategyError(
                 where, f"{name} cannot be cut between its blocks: {error}; {_REMEDY}"
             ) from None
-        hidden = partial(_hidden, "what the model takes")
+        hidden = partial(tree_map, partial(_hidden, "what the model takes"))
+        same = sample.positions
         flow = cls(
             blocks=order,
             passed=passed,
             readers={name: frozenset(found) for name, found in follower.readers.items()},
-            inputs=torch.utils._pytree.tree_map(hidden, sample.inputs),  # noqa: SLF001 (no public name)
-            keywords=torch.utils._pytree.tree_map(hidden, dict(sample.keywords)),  # noqa: SLF001 (as above)
+            inputs=tuple(each if at in same else hidden(each) for at, each in enumerate(sample.inputs)),
+            keywords={name: each if name in same else hidden(each) for name, each in sample.keywords.items()},
         )
         return flow, outputs
 

@@ -64,7 +64,6 @@ class Pipeline:
         microbatches: number of those of a step.
         sample: a micro-batch.
         between: what a stage gives the next.
-        loss: function of outputs and a micro-batch.
     """
 
     def __init__(
@@ -77,12 +76,11 @@ class Pipeline:
         microbatches: int,
         sample: Batch,
         between: Tensor,
-        loss: LossFunction,
     ) -> None:
         self.stages, self.group = dict(stages), group
-        self._loss = loss
         self._around: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._parts: Sequence[Batch] = ()
+        self._loss: LossFunction
         self._latest = 0
         self._outputs: Any = None
         self._watcher = Watcher()
@@ -114,6 +112,7 @@ class Pipeline:
     def step(
         self,
         parts: Sequence[Batch],
+        loss: LossFunction,
         watcher: Watcher,
         around: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
@@ -121,13 +120,14 @@ class Pipeline:
 
         Args:
             parts: the micro-batches.
+            loss: function of outputs and a micro-batch.
             watcher: told of what this rank does.
             around: makes the context in which stages and the loss run.
 
         Raises:
             RuntimeError: a stage raises, in its own words.
         """
-        self._parts, self._watcher, self._around = parts, watcher, around
+        self._parts, self._loss, self._watcher, self._around = parts, loss, watcher, around
         # stages look their micro-batch up: torch would cut what it is given along the first dimension
         try:
             self._schedule.step(target=torch.empty(len(parts)), return_outputs=False)

@@ -84,6 +84,17 @@ MESHES = [
             ({"dp_replicate": 2}, "below DDP", "interleaved", "full"),
             ({"tp": 2}, "on shards of tensors", "1f1b", "full"),
             ({"tp": 2}, "on shards of tensors", "zero_bubble", "none"),
+            *(
+                ({"cp": 2, "cp_method": method}, f"on parts of sequences by {method}", schedule, variant)
+                for method, schedule, variant in [
+                    ("gather", "1f1b", "full"),
+                    ("gather", "gpipe", "nested"),
+                    ("ring", "1f1b", "full"),
+                    ("ring", "gpipe", "selective_op"),
+                    ("ulysses", "1f1b", "selective_op"),
+                    ("ulysses", "gpipe", "offload"),
+                ]
+            ),
         ]
     ),
 ]

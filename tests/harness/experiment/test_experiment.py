@@ -95,10 +95,22 @@ _NO_PLAN = "has no plan for it; use false"
             id="heads that ranks cannot share",
         ),
         pytest.param(
-            "mesh=pp2 mesh.cp=2 microbatches=2 model=llama_nano",
-            "mesh.cp: mesh.pp=2 cuts the model into stages, which take no positions of parts; use mesh.cp=1, "
-            "or mesh.pp=1",
-            id="parts in stages",
+            "mesh=pp2 mesh.cp=2 microbatches=2 model=vit_nano",
+            "mesh.cp: mesh.pp=2 cuts the model into stages, and 'vit_nano' cuts sequences inside of the first; "
+            "use mesh.cp=1, or mesh.pp=1",
+            id="parts of images in stages",
+        ),
+        pytest.param(
+            "mesh=pp2 mesh.cp=2 microbatches=2 model=llama_nano ac=budget ac.fraction=0.9",
+            "mesh.cp: mesh.pp=2 cuts the model into stages, and ac=budget plans them for whole sequences; use "
+            "mesh.cp=1, or mesh.pp=1",
+            id="plans of parts in stages",
+        ),
+        pytest.param(
+            "mesh=pp2 mesh.cp=2 mesh.pp_schedule=interleaved microbatches=2 model=llama_nano",
+            "mesh.pp_schedule: interleaved has several stages a rank, which mesh.cp=2 does not suit; use gpipe "
+            "or 1f1b, or mesh.cp=1",
+            id="parts in several stages of a rank",
         ),
         pytest.param(
             "mesh=cp2 model=mlp",

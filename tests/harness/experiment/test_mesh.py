@@ -179,12 +179,12 @@ def test_refuses_what_is_out_of_range(options: dict[str, object], message: str) 
             {"dp_shard": 2, "cp": 2, "ep": 3},
             (
                 "mesh.ep: must divide the 4 ranks of mesh.dp_shard x mesh.cp, which share the experts, got "
-                "3; use mesh.dp_shard=3"
+                "3; use mesh.ep=4"
             ),
         ),
         (
             {"dp_shard": 2, "cp": 4, "ep": 2},
-            "mesh.ep: must be a multiple of mesh.cp, 4, whose ranks share experts too, got 2",
+            "mesh.ep: must be a multiple of mesh.cp, 4, whose ranks share experts too, got 2; use mesh.ep=8",
         ),
         *(
             (

@@ -62,7 +62,6 @@ def test_calls_in_flight(
                 microbatches=microbatches,
                 sample=Batch(inputs=(torch.ones(1, 1),), targets=None),
                 between=torch.ones(1, 1),
-                loss=lambda outputs, _batch: outputs.sum(),
             )
         found.append(pipeline.in_flight)
     assert [each.inputs for each in found] == inputs
