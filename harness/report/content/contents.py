@@ -12,6 +12,7 @@ from harness.report.content.details import MOST_DETAILED, detailed, details
 from harness.report.content.figures import MOST_BARS, figures
 from harness.report.content.largest_at_peak import largest_at_peak
 from harness.report.content.predicted_tables import beside_measured, fastest, outlooks
+from harness.report.content.routers import routers
 from harness.report.content.tables import (
     collectives,
     commands,
@@ -56,7 +57,7 @@ def document(sweep: SweepRecords) -> Document:
         Section(
             key="traffic",
             title="More numbers",
-            items=_filled([stages(sweep), beside_measured(sweep), collectives(chosen)]),
+            items=_filled([stages(sweep), beside_measured(sweep), collectives(chosen), routers(sweep)]),
         ),
         Section(
             key="details",

@@ -229,6 +229,21 @@ def collectives_repeated(name: str) -> Quantity:
     return _work(lambda work: work.collectives_repeated[name], NumberUnit.COUNT)
 
 
+def routed_tokens(index: int) -> Quantity:
+    """Return the tokens of a forward that a router of one rank decides on."""
+    return _work(lambda work: work.routing[index].tokens, NumberUnit.COUNT)
+
+
+def router_margin(index: int) -> Quantity:
+    """Return the least margin of a router of one rank."""
+    return _work(lambda work: some(work.routing[index].margin), NumberUnit.VALUE)
+
+
+def changed_tokens(index: int) -> Quantity:
+    """Return the most tokens that one recomputation has sent to other experts than forward."""
+    return _work(lambda work: work.routing[index].changed_tokens, NumberUnit.COUNT)
+
+
 def chunk_option(option: str) -> Quantity:
     """Return an option of the chunking strategy."""
     return Quantity(unit=NumberUnit.VALUE, read=lambda record: record.experiment["chunk"][option])
