@@ -20,6 +20,7 @@ from harness.models.parts import context_attention
 from harness.records.parity_result import Parity
 from harness.trial import assemble
 from tests.gallery import meshes
+from tests.gallery.flips import flipped
 from tests.gallery.parts import checkpointed, rows
 from tests.parity import cases
 from tests.rank_pool import RankPool
@@ -156,6 +157,38 @@ def test_a_defect_of_a_mesh_is_named(pool2: RankPool, name: str) -> None:
     assert defect.says[1] in first
 
 
+FLIPS = {
+    "Recomputation flips a router, and ranks tell each other new sizes": ("ep2", False),
+    "Recomputation flips a router, and sizes of forward are kept": ("ep2", True),
+    "Recomputation flips a router under a capacity": ("ep2_capacity", False),
+}
+"""Titles, with the mesh and with whether a recomputation takes the sizes of forward."""
+
+
+@pytest.mark.parametrize("variant", ["full", "nested"])
+@pytest.mark.parametrize("title", FLIPS)
+def test_tokens_that_change_experts_are_found_with_router_and_rank(
+    pool2: RankPool, title: str, variant: str
+) -> None:
+    mesh, is_kept = FLIPS[title]
+    options = {"levels": [2]} if variant == "nested" else {}
+    case = cases.experiment(model="moe", mesh=cases.MESHES[mesh], variant=variant, options=options)
+    found = pool2.run(flipped, case, is_kept)
+    changed = [{each.router: each.changed_tokens for each in routings} for routings in found]
+    names = [f"layers.{block}.feed_forward.router" for block in range(2)]
+    assert changed == [dict.fromkeys(names, 0), {names[0]: 0, names[1]: 2}]
+    for routings in found:
+        assert all(each.tokens == 32 and each.margin is not None and each.margin > 0 for each in routings)
+
+
+def test_kept_choices_do_not_change(pool2: RankPool) -> None:
+    case = cases.experiment(
+        model="moe", mesh=cases.MESHES["ep2"], variant="selective_op", options={"save_ops": ("topk",)}
+    )
+    for routings in pool2.run(flipped, case, False):
+        assert [each.changed_tokens for each in routings] == [0, 0]
+
+
 _CUT = "Positions cut in place around forward, and put back before backward"
 
 
@@ -169,5 +202,5 @@ def test_positions_cut_in_place_are_named() -> None:
 
 def test_the_page_has_every_defect() -> None:
     page = _PAGE.read_text("utf-8")
-    titles = [*(defect.title for defect in DEFECTS.values()), _CUT]
+    titles = [*(defect.title for defect in DEFECTS.values()), *FLIPS, _CUT]
     assert [title for title in titles if title not in page] == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -23,13 +23,11 @@ from harness.models.parts.exchange import Exchanged
 from harness.models.parts.expert_dispatch import slots
 from harness.models.parts.feed_forward import RoutedExperts
 from harness.predict.prediction import step_of
-from harness.records.measured import Routing, StepBytes
+from harness.records.measured import StepBytes
 from harness.records.merge_ranks import RankRouting, Work
 from harness.records.parity_result import Parity
 from harness.records.verdict import verdict
-from harness.trial.assemble import assemble
 from harness.trial.batches import batches
-from harness.trial.build import Build
 from harness.trial.parallel import split_experts
 from strategies.ac.selective_op import DISPATCHING
 from strategies.tracing.balanced_routing import BALANCED
@@ -336,89 +334,6 @@ def test_collectives_are_those_predicted(
     assert BALANCED not in predicted.assumes
     for part in dataclasses.fields(StepBytes):
         assert getattr(memory, part.name) == getattr(predicted.memory, part.name)
-
-
-# choices that a recomputation makes anew
-
-
-class _Flipping(nn.Module):
-    """Scores that send two tokens of a recomputation to other experts, on one rank."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.linear = linear
-        self.out_features = linear.out_features
-
-    def forward(self, x_TD: Tensor) -> Tensor:
-        signs = torch.ones(len(x_TD), 1)
-        if torch._C._current_graph_task_id() != -1 and dist.get_rank() == 1:
-            signs[3:5] = -1
-        scores_TE: Tensor = self.linear(x_TD) * signs
-        return scores_TE
-
-
-def _flipped(rank: int, case: Experiment, is_kept: bool) -> tuple[Routing, ...]:
-    """Return what is noted of a step whose second block routes otherwise when it is recomputed."""
-    batch = batches(case, _CPU, case.mesh.data_rank(rank))(0)
-    build = Build()
-    with mock.patch.object(MoESpec, "build", _with_flips(MoESpec.build)), _sizes_kept(is_kept=is_kept):
-        trainee = assemble(case, _CPU, cases.devices_of(case.mesh), batch, build=build)
-        trainee.backward(trainee.forward(batch)[1])
-    return build.routing.routings()
-
-
-def _with_flips(build: Callable[[MoESpec], nn.Module]) -> Callable[[MoESpec], nn.Module]:
-    def flipping(spec: MoESpec) -> nn.Module:
-        model = build(spec)
-        layer = model.get_submodule("layers.1.feed_forward")
-        assert isinstance(layer, RoutedExperts)
-        layer.router = _Flipping(layer.router)  # type: ignore[assignment]
-        return model
-
-    return flipping
-
-
-@contextmanager
-def _sizes_kept(*, is_kept: bool) -> Iterator[None]:
-    """Let a recomputation take the sizes of forward, which ranks do not tell each other again."""
-    told = dist.all_to_all_single
-    kept: list[Tensor] = []
-
-    def from_forward(taken: Tensor, given: Tensor, **options: Any) -> None:
-        if torch._C._current_graph_task_id() == -1:
-            told(taken, given, **options)
-            kept.append(taken.clone())
-        else:  # blocks come back in the other order
-            taken.copy_(kept.pop())
-
-    with mock.patch.object(dist, "all_to_all_single", from_forward) if is_kept else mock.MagicMock():
-        yield
-
-
-@pytest.mark.parametrize("variant", ["full", "nested"])
-@pytest.mark.parametrize(
-    ("mesh", "is_kept"),
-    [
-        pytest.param("ep2", False, id="sizes told anew"),
-        pytest.param("ep2", True, id="sizes kept"),
-        pytest.param("ep2_capacity", False, id="capacity"),
-    ],
-)
-def test_tokens_that_change_experts_are_found_with_router_and_rank(
-    pool2: RankPool, mesh: str, is_kept: bool, variant: str
-) -> None:
-    options = {"levels": [2]} if variant == "nested" else {}
-    found = pool2.run(_flipped, _case(mesh, variant, options), is_kept)
-    changed = [{each.router: each.changed_tokens for each in routings} for routings in found]
-    names = [f"layers.{block}.feed_forward.router" for block in range(2)]
-    assert changed == [dict.fromkeys(names, 0), {names[0]: 0, names[1]: 2}]
-    for routings in found:
-        assert all(each.tokens == 32 and each.margin is not None and each.margin > 0 for each in routings)
-
-
-def test_kept_choices_do_not_change(pool2: RankPool) -> None:
-    for routings in pool2.run(_flipped, _case("ep2", "selective_op", _TOPK), False):
-        assert [each.changed_tokens for each in routings] == [0, 0]
 
 
 def test_a_flip_is_a_verdict() -> None:
