@@ -236,7 +236,7 @@ def routed_tokens(index: int) -> Quantity:
 
 def router_margin(index: int) -> Quantity:
     """Return the least margin of a router of one rank."""
-    return _work(lambda work: some(work.routing[index].margin), NumberUnit.VALUE)
+    return Quantity(unit=NumberUnit.VALUE, read=lambda record: some(some(record.work).routing[index].margin))
 
 
 def changed_tokens(index: int) -> Quantity:
