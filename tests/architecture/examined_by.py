@@ -152,6 +152,7 @@ EXAMINED_BY = {
     "strategies/budget/export/operator_modules.py": "tests/strategies/budget/export/test_words_of_others.py",
     "strategies/step/sizes.py": "tests/strategies/step/test_call_sizes.py",
     "strategies/step/step_graph.py": "tests/strategies/step/test_plan_capture.py",
+    "strategies/chunk/planning/tiling.py": "tests/strategies/chunk/test_tiles.py",
     "strategies/chunk/base.py": "tests/strategies/chunk/test_minimum.py",
     "strategies/chunk/flow/chunk_region.py": "tests/strategies/chunk/flow/test_slice_inputs.py",
     "strategies/chunk/flow/grow_region.py": "tests/strategies/chunk/flow/test_slice_inputs.py",

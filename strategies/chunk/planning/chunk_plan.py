@@ -212,7 +212,7 @@ class ChunkPlan:
                 its own.
         """
         plain = unwrapped(model)
-        _refuse_chunked(plain)
+        refuse_chunked(plain)
         inner = frozenset(fqn for fqn in self.schedulers if fqn)
         for fqn in self.schedulers:
             scope = plain.get_submodule(fqn)
@@ -288,7 +288,7 @@ class ChunkPlanner:
             )
         refuse_attributes(where, tree_leaves((sample, dict(kwargs or {}))))
         plain = unwrapped(model)
-        _refuse_chunked(plain)
+        refuse_chunked(plain)
         _refuse_lazy(plain, where)
         rehearsal = Rehearsal.of(plain, sample, step or PlannedStep(), training=training, kwargs=kwargs)
         graphs, machine = rehearsal.recorded(where), machine_for(rehearsal.device)
@@ -380,7 +380,12 @@ def _refuse_lazy(model: nn.Module, where: str) -> None:
             raise StrategyError(where, f"{problem}; call the model once, then plan it")
 
 
-def _refuse_chunked(model: nn.Module) -> None:
+def refuse_chunked(model: nn.Module) -> None:
+    """Refuse a model with chunks.
+
+    Raises:
+        StrategyError: it has some.
+    """
     if any(isinstance(module, Chunked) for module in model.modules()):
         raise StrategyError(
             "chunk", f"{plain_class(model).__name__!r} is chunked already; plan a plain model"

@@ -136,9 +136,9 @@ def _files(folder: Path) -> list[str]:
         pytest.param(
             ["ac=none", "show=regions"],
             "acbench: show: ac=none, chunk=none, shard=none have no view 'regions'; they have none; views "
-            "are chunks of chunk=budget, chunk=minimum; file of ac=budget, ac=full, ac=offload, "
-            "ac=selective_layer, ac=selective_op; memory of chunk=budget, chunk=minimum; plan of ac=budget; "
-            "regions of ac=nested; torch_remat of ac=budget\n",
+            "are chunks of chunk=budget, chunk=minimum, chunk=tiles; file of ac=budget, ac=full, ac=offload, "
+            "ac=selective_layer, ac=selective_op; memory of chunk=budget, chunk=minimum, chunk=tiles; plan "
+            "of ac=budget; regions of ac=nested; torch_remat of ac=budget\n",
             id="a view of what has none",
         ),
         pytest.param(

@@ -79,6 +79,7 @@ def needed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], st
         **{("mesh", name): "model=llama_nano microbatches=4" for name in ("pp2", "pp4", "shard2_pp2")},
         ("chunk", "budget"): "chunk.fraction=0.9 model=mlp model.n_layers=1",
         ("chunk", "minimum"): "model=mlp model.n_layers=1",
+        ("chunk", "tiles"): "model=llama_nano model.n_layers=1 chunk.tiles={feed_forward:2}",
         **{("shard", name): "mesh=tp2" for name in shard_variants if name != "none"},
     }
 

@@ -29,7 +29,8 @@ def test_yaml_has_the_name_and_every_field(path: str) -> None:
 
 # a budget, names and code of the user's have no default: nobody knows what a model may take, or what is asked
 @pytest.mark.parametrize(
-    "path", [path for path in VARIANTS if not path.endswith(("/budget", "/file", "/modules", "/python"))]
+    "path",
+    [path for path in VARIANTS if not path.endswith(("/budget", "/file", "/modules", "/python", "/tiles"))],
 )
 def test_yaml_makes_the_default_variant(path: str) -> None:
     if path.removeprefix("ac/") in ABSENT:
