@@ -100,6 +100,7 @@ PREDICTED = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.matrix
 @pytest.mark.parametrize(("words", "fewest"), PREDICTED)
 def test_what_a_record_foresees_is_measured_and_solved_for(run: Run, words: str, fewest: int) -> None:
