@@ -262,6 +262,7 @@ def test_a_variant_is_named_by_its_module(name: str, tmp_path: Path) -> None:
     needed: dict[str, dict[str, Any]] = {
         "budget": {"fraction": 0.9},
         "file": {"path": str(written)},
+        "modules": {"discard": ("*norm",)},
         "python": {"factory": "examples.theirs:every_second"},
     }
     assert name_of(ac_variants[name](**needed.get(name, {}))) == name
