@@ -170,8 +170,9 @@ class Plan:
         step_flops: FLOPs of the step without recomputation and chunks.
         extra_flops: FLOPs of the operators that run again, in blocks and in loops.
         lower_bound_extra_flops: no schedule of these operators keeps both budgets with fewer.
-        lower_bound_autograd_flops: none that runs backward as the step does, and only keeps, moves or makes
-            again what backward asks for (see `planning/autograd_bound`); not below `lower_bound_extra_flops`.
+        lower_bound_autograd_flops: none that runs backward as the step does, holds inputs of blocks as it
+            does, and only keeps, moves or makes again what backward asks for (see `planning/autograd_bound`);
+            not below `lower_bound_extra_flops`.
         extra_s: seconds of what runs again, of tapes, and of waiting for the host, by the machine's numbers.
         objective: `flops` or `time`: what is least; `both` of a faster plan that costs a little more FLOPs.
         executor: who carries it out: `eager`, or `compiled` by partitions of the graphs of blocks.

@@ -2,9 +2,11 @@
 
 The captured step says what autograd's backward does: its moments, in its order; what lives at each of them
 where nobody holds a value of a block for it (`held_bytes`); when a node asks for a value, and until when it
-holds it. A schedule *leaves backward to autograd* if all of that stays. It only decides which of the values
-that nodes ask for are kept or moved to the host, and which the operators of forward make again, across blocks
-and as often as it likes. An operator that writes to a storage in place runs again with the storage's maker.
+holds it. A schedule *leaves backward to autograd* if all of that stays: what enters a captured block lives as
+it does without a plan. It only decides which of the values that nodes ask for are kept or moved to the host,
+and which the operators of forward make again, across blocks and as often as it likes. One that makes inputs
+of blocks again is none of these, and may be below the bound. An operator that writes to a storage in place
+runs again with the storage's maker.
 
 Take a moment m after the last forward of a block, and in any such schedule:
 
