@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from harness.experiment.mesh import Mesh
@@ -55,7 +56,8 @@ class Stages(nn.Module):
     """The stages of one rank as one model; every module has the name that it has in the whole one.
 
     Args:
-        stages: modules of the stages, at least two; several of them may be the root of the whole model.
+        stages: modules of the stages, at least two; several of them may be the root of the whole model, and
+            DDP may hold each.
     """
 
     def __init__(self, stages: Sequence[nn.Module]) -> None:
@@ -68,7 +70,8 @@ class Stages(nn.Module):
         """Yield the modules of the stages, without a level that says of which stage they are."""
         known = set() if memo is None else memo
         for stage in self.stages:
-            for name, module in stage.named_modules(known, prefix, remove_duplicate):
+            held = stage.module if isinstance(stage, DistributedDataParallel) else stage
+            for name, module in held.named_modules(known, prefix, remove_duplicate):
                 if not _is_elsewhere(module):
                     yield name, module
 

@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from harness.experiment.mesh import Mesh
 from harness.models.base import Batch, ModelSpec
@@ -135,6 +138,20 @@ def test_several_stages_of_a_rank_name_modules_as_the_whole_model_does() -> None
     assert both["embedding"].get_parameter("weight") is plain.model.get_parameter("embedding.weight")
     assert both["head"].get_parameter("weight") is plain.model.get_parameter("head.weight")
     assert [name for name, _ in Stages([each.model for each in of_rank]).named_buffers()] == ["rotary"]
+
+
+def test_stages_that_ddp_holds_keep_the_names_of_the_whole_model() -> None:
+    plain, spec, batch = _of("llama")
+    mesh = Mesh(pp=2, pp_schedule="interleaved", dp_replicate=2)
+    models = [stage.model for stage in Cut.of(spec, plain, mesh, batch).rank(plain, mesh, 0)]
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        held = Stages([DistributedDataParallel(model) for model in models])
+    finally:
+        dist.destroy_process_group()
+    expected = [name for name, _ in Stages(models).named_parameters()]
+    assert [name for name, _ in held.named_parameters()] == expected
+    assert [name for name, _ in held.named_buffers()] == ["rotary"]
 
 
 def test_later_stages_compute_nothing_of_what_the_first_one_has() -> None:
