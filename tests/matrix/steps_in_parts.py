@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,7 @@ from harness.trial.preflight import Preflight
 from strategies import StrategyError
 from tests.matrix.legality import outcome
 
+MICROBATCHES = 4
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "zbv")
 VARIANTS = (
     "ac=none",
@@ -44,7 +45,7 @@ _SIZES = (
     "data=synthetic",
     "batch_size=8",
     "sequence_length=16",
-    "microbatches=4",
+    f"microbatches={MICROBATCHES}",
     "optimizer=sgd",
     "protocol=parity",
     "protocol.parity_steps=2",
@@ -60,6 +61,11 @@ class Cell:
 
     variant: str
     place: str
+
+    @property
+    def sizes(self) -> Sequence[str]:
+        """Words of all cells."""
+        return _SIZES
 
     @property
     def words(self) -> str:
@@ -83,7 +89,7 @@ class Cell:
         Raises:
             ConfigError, StrategyError: the cell is refused.
         """
-        (found,) = experiments([[*_SIZES, *self.words.split()]])
+        (found,) = experiments([[*self.sizes, *self.words.split()]])
         Preflight().check(found)
         return found
 
@@ -94,6 +100,31 @@ class Cell:
         except (ConfigError, StrategyError) as error:
             return str(error)
         return None
+
+    def row(self, record: Record | None) -> dict[str, Any]:
+        """Return what is kept of the cell: its ending, and what the table shows.
+
+        Args:
+            record: of its trial; `None` where it is refused.
+        """
+        if record is None:
+            return {"words": self.words, "ending": f"refused: {self.refusal()}"}
+        return {"words": self.words, "ending": outcome(record)} | self.costs(record)
+
+    def costs(self, record: Record) -> dict[str, Any]:
+        """Return what the table shows of a trial beside its ending; nothing of one that did not end."""
+        memory, work = record.memory, record.work
+        if memory is None or work is None or memory.pipeline is None or work.baseline is None:
+            return {}
+        each = [sum(counts.values()) for rank in memory.pipeline for counts in rank.forwards.values()]
+        times = max(each) / MICROBATCHES - 1
+        is_repeated = _SPLIT in self.variant and times > 2
+        said = {"ending": f"{outcome(record)}, a block is recomputed {times:g} times"}
+        return (said if is_repeated else {}) | {
+            "forwards": [_most(rank.forwards) for rank in memory.pipeline],
+            "flops": round(work.backward_flops / work.baseline.backward_flops, 4),
+            "peaks": [rank.activation_peak_bytes for rank in memory.by_rank],
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,33 +159,10 @@ def cells() -> Iterator[Cell]:
         yield from (cell for cell in found if cell.is_split or _SPLIT not in cell.variant)
 
 
-def row_of(cell: Cell, record: Record | None) -> dict[str, Any]:
-    """Return what is kept of a cell: its ending, and of a pipeline what the table shows.
-
-    Args:
-        cell: the cell.
-        record: of its trial; `None` where it is refused.
-    """
-    if record is None:
-        return {"words": cell.words, "ending": f"refused: {cell.refusal()}"}
-    row: dict[str, Any] = {"words": cell.words, "ending": outcome(record)}
-    memory, work = record.memory, record.work
-    if memory is None or work is None or memory.pipeline is None or work.baseline is None:
-        return row
-    times = max(sum(counts.values()) for rank in memory.pipeline for counts in rank.forwards.values()) / 4 - 1
-    if _SPLIT in cell.variant and times > 2:
-        row["ending"] += f", a block is recomputed {times:g} times"
-    return row | {
-        "forwards": [_most(rank.forwards) for rank in memory.pipeline],
-        "flops": round(work.backward_flops / work.baseline.backward_flops, 4),
-        "peaks": [rank.activation_peak_bytes for rank in memory.by_rank],
-    }
-
-
 def _most(forwards: Mapping[str, Mapping[str, int]]) -> list[float]:
     """Return the forwards for a micro-batch of the block of a rank that runs most often, by what asked."""
     counts = max(forwards.values(), key=lambda each: sum(each.values()))
-    return [count / 4 for count in counts.values()]
+    return [count / MICROBATCHES for count in counts.values()]
 
 
 def judgement(cell: Cell, ending: str) -> str:
