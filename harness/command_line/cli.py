@@ -309,14 +309,20 @@ def _judge(points: Sequence[tuple[DictConfig, Point]], chosen: Settings, launche
     records = {record.trial_id: record for record in result.records}
     trials = [(config, each.trial_id, point_label(each.resolved)) for config, each in points]
     judges = list(plans_at_peaks(trials, records, budget, _tell))
-    if not judges:
-        _tell("judge: no plan to run; ac=none and ac=budget have none next to them")
-        return
     with Agent(PRELOAD) as agent:  # that of the points has ended with them
         elsewhere = _elsewhere(chosen, agent)
         preflight = _preflight(chosen, launcher, elsewhere)
-        plans = [point(each, launcher, preflight, search=elsewhere.blocks) for each in judges]
-        _run(list(zip(plans, map(hardware_of, judges), strict=True)), chosen, launcher, agent)
+        plans = []
+        for label, config in judges:
+            plan = point(config, launcher, preflight, search=elsewhere.blocks)
+            if plan.refusal is None:
+                plans.append((plan, hardware_of(config)))
+            else:
+                _tell(f"judge: no plan next to {label}: {plan.refusal}")
+        if not plans:
+            _tell("judge: no plan to run; ac=none and ac=budget have none next to them")
+            return
+        _run(plans, chosen, launcher, agent)
     assert command.result is not None, "it has run"
     command.result = result.followed_by(command.result)
 

@@ -22,8 +22,8 @@ def plans_at_peaks(
     records: Mapping[str, Record],
     budget: DictConfig,
     tell: Callable[[str], None],
-) -> Iterator[DictConfig]:
-    """Yield for each point that has measured a peak the same point with the cheapest plan of that peak.
+) -> Iterator[tuple[str, DictConfig]]:
+    """Yield for each point that has measured a peak its name in messages, and the cheapest plan of that peak.
 
     Args:
         points: configurations with their trial_ids, and what messages call them.
@@ -35,7 +35,7 @@ def plans_at_peaks(
         if config.ac.name in _OWN_JUDGES:
             continue
         record = records.get(trial)
-        reason = _without_plan(config, record)
+        reason = _without_plan(record)
         if record is None or record.memory is None or reason:
             tell(f"judge: no plan next to {label}: {reason}")
             continue
@@ -48,18 +48,16 @@ def plans_at_peaks(
             judge.ac.objective = "flops"  # what the bound counts
             if config.compile != "none":
                 judge.ac.executor = "compiled"
-        yield judge
+        yield label, judge
 
 
-def _without_plan(config: DictConfig, record: Record | None) -> str:
+def _without_plan(record: Record | None) -> str:
     """Return why no plan is put next to a point; empty where one is."""
     if record is None:
         return "it has no record"
     if record.status != "ok":
         return f"it ended as {record.status}"
-    if record.memory is None:
-        return "its record has no peak"
-    return "no plan is made where ranks share experts" if config.mesh.ep > 1 else ""
+    return "its record has no peak" if record.memory is None else ""
 
 
 def _gib(number_bytes: int) -> float:
