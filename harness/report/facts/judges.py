@@ -27,9 +27,17 @@ def called_after(labels: Sequence[Label], records: Sequence[Record], settings: S
         if record.memory is not None and _ac(record).get("name") not in {"none", "budget"}:
             peaks = record.memory.peak_bytes, record.memory.host_peak_bytes
             at.setdefault((setting, *peaks), []).append(label.choice)
-    return [
+    named = [
         _after(label, at.get((setting, *_budget_of(record)), []))
         for label, record, setting in zip(labels, records, settings, strict=True)
+    ]
+    own: dict[tuple[str, str], set[str]] = {}
+    for label, new, setting in zip(labels, named, settings, strict=True):
+        own.setdefault((setting, new.choice), set()).add(label.choice)
+    # two plans at one peak, of other options, keep the names that tell them apart
+    return [
+        new if len(own[setting, new.choice]) == 1 else label
+        for label, new, setting in zip(labels, named, settings, strict=True)
     ]
 
 

@@ -59,5 +59,11 @@ def test_other_plans_keep_their_names(other: Record) -> None:
     assert choices(other, plan(PEAK))[-1] == "budget"
 
 
+def test_plans_that_differ_in_other_options_keep_their_names() -> None:
+    eager, compiled = (plan(PEAK, executor=executor) for executor in ("eager", "compiled"))
+    first, second = choices(measured("full", PEAK), eager, compiled)[1:]
+    assert first != second
+
+
 def test_a_plan_of_another_objective_is_no_judge() -> None:
     assert choices(measured("full", PEAK), plan(PEAK, objective="both"))[-1] == "budget"
