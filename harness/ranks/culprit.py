@@ -313,19 +313,23 @@ def _timeout(over: Halt, trial: _Trial) -> Outcome:
 
 
 def _help(over: Halt, trial: _Trial) -> str:
-    """Return where ranks are that all wait for others, and whether more time helps."""
+    """Return where ranks are that all wait for others, and whether more time helps.
+
+    Ranks that wait at one place may be in one collective that is slow.
+    """
     places = []
     if _all_wait(trial):
         places = [place for _, node in sorted(trial.nodes.items()) for place in node.places]
     shown = "; ".join(places[:_MOST_PLACES])
-    if places and all(_WAITS_IN in place for place in places):
+    waits = [place.partition(_WAITS_IN) for place in places]
+    if all(found for _, found, _ in waits) and len({where for _, _, where in waits}) > 1:
         return f"; every rank waits for others, which more time does not help: {shown}"
     more = "; a larger protocol.deadline_s gives it more time" if over.kind == "deadline" else ""
     return f"; {shown}{more}" if shown else more
 
 
 def _all_wait(trial: _Trial) -> bool:
-    """Return whether every rank waits for others: they began other collectives, or in another order."""
+    """Return whether every rank waits for others."""
     waiting = {rank for node in trial.nodes.values() for rank in node.waiting}
     return len(trial.ranks) > 1 and waiting == set(trial.ranks)
 

@@ -644,6 +644,12 @@ _MORE_TIME = "; a larger protocol.deadline_s gives it more time"
             f"; rank 0 is in f of backward; {_IN_G}{_MORE_TIME}",
             id="all, or a slow backward",
         ),
+        pytest.param(
+            (0, 1),
+            (_IN_F, _IN_F.replace("0", "1")),
+            f"; {_IN_F}; {_IN_F.replace('0', '1')}{_MORE_TIME}",
+            id="all, in one collective that may be slow",
+        ),
         pytest.param((0,), (_IN_F, "rank 1 is in g"), _MORE_TIME, id="one, for the other"),
     ],
 )
