@@ -92,7 +92,7 @@ def compose_all(
         for override in values.values():
             *path, name = override.key_or_group.split(".")
             holder = _holder(config, path)
-            if holder is None or name not in holder or not isinstance(holder[name], _REPLACED):
+            if holder is None or not _is_replaced(holder, name):
                 return composed(lines)
             holder[name] = override.value()
         return config
@@ -104,6 +104,14 @@ def compose_all(
         if is_due():
             sys.stderr.write(f"acbench: composed {len(configs):,} of {len(points):,} points\n")
     return configs
+
+
+def _is_replaced(holder: DictConfig, name: str) -> bool:
+    """Return whether a value takes the place of what stands there, as Hydra would have it."""
+    # what an interpolation stands for may be missing
+    return name in holder and (
+        OmegaConf.is_interpolation(holder, name) or isinstance(holder[name], _REPLACED)
+    )
 
 
 def _clock(count: int, composed: Callable[[], int]) -> Callable[[], bool]:

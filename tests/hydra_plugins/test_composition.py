@@ -23,6 +23,7 @@ CONF = Path(__file__).parents[2] / "conf"
 
 USER_FILES = {
     "ac/mine.yaml": "name: full\nlayers_fqn: ${model.layers_fqn}\nwhole: ${model}\nseed: ${seed}\n",
+    "model/bare.yaml": "name: mlp\n",
     "ac/everywhere.yaml": "# @package _global_\nac:\n  name: none\nseed: 7\nmodel:\n  dropout: 0.5\n",
     "batch_size/large.yaml": "# @package _global_\nlearning_rate: 0.5\n",
     "sweep/mapping.yaml": "# @package _global_\nseed:\n  first: 1\n",
@@ -151,6 +152,9 @@ def test_points_that_differ_in_values_are_composed_once(
         pytest.param(["ac=mine", "ac.whole.dropout=0.1"], id="a value of another group's"),
         pytest.param(["ac=mine", "ac.layers_fqn=other", "model.layers_fqn=own"], id="values that refer"),
         pytest.param(["ac=mine", "ac.seed=4", "seed=5"], id="values of one name"),
+        pytest.param(
+            ["ac=mine", "model=bare", "ac.layers_fqn=other"], id="a value for one that refers to nothing"
+        ),
         pytest.param(["model.dropout=0.1", "model.dropout=0.2"], id="a value twice"),
         pytest.param(["model.dropout=0.1", "~model.dropout"], id="a value that is deleted"),
         pytest.param(["ac=everywhere", "ac.name=full", "model.dropout=0.1"], id="values of a preset"),
