@@ -292,7 +292,8 @@ class Mesh:
         shards = self.dp_shard * self.cp
         if shards % self.ep:
             problem = f"must divide the {shards} ranks of mesh.dp_shard x mesh.cp, which share the experts"
-            raise ConfigError("mesh.ep", f"{problem}, got {self.ep}; use mesh.ep={shards}")
+            fewer = f"mesh.ep={shards}, or " if shards > 1 else ""
+            raise ConfigError("mesh.ep", f"{problem}, got {self.ep}; use {fewer}mesh.dp_shard={self.ep}")
         if self.ep % self.cp:
             problem = f"must be a multiple of mesh.cp, {self.cp}, whose ranks share experts too"
             raise ConfigError("mesh.ep", f"{problem}, got {self.ep}; use mesh.ep={shards}")

@@ -46,7 +46,9 @@ class MoESpec(RotaryDecoderSpec):
     def check_experts(self, ep: int) -> None:
         """Refuse ranks that do not divide the experts."""
         if self.n_experts % ep:
-            raise ConfigError("mesh.ep", f"must divide model.n_experts, {self.n_experts}, got {ep}")
+            more = -(-self.n_experts // ep) * ep
+            problem = f"must divide model.n_experts, {self.n_experts}, got {ep}"
+            raise ConfigError("mesh.ep", f"{problem}; use a divisor, or model.n_experts={more}")
 
     def mixtures(self, model: nn.Module) -> dict[str, Mixture]:
         """Return the feed-forwards of all blocks."""

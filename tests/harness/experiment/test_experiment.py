@@ -143,7 +143,7 @@ _NO_PLAN = "has no plan for it; use false"
         ),
         pytest.param(
             "mesh=ep2 model=moe_nano model.n_experts=5",
-            "mesh.ep: must divide model.n_experts, 5, got 2",
+            "mesh.ep: must divide model.n_experts, 5, got 2; use a divisor, or model.n_experts=6",
             id="experts that ranks cannot share",
         ),
         pytest.param(

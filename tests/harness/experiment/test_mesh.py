@@ -179,7 +179,7 @@ def test_refuses_what_is_out_of_range(options: dict[str, object], message: str) 
             {"dp_shard": 2, "cp": 2, "ep": 3},
             (
                 "mesh.ep: must divide the 4 ranks of mesh.dp_shard x mesh.cp, which share the experts, got "
-                "3; use mesh.ep=4"
+                "3; use mesh.ep=4, or mesh.dp_shard=3"
             ),
         ),
         (
