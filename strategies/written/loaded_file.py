@@ -17,7 +17,7 @@ MOST_BYTES = 1 << 20
 
 
 def source_of(path: str, where: str) -> str:
-    """Return the text of a file of Python.
+    """Return the text of a file.
 
     Args:
         path: relative to the current folder, or absolute.
@@ -29,7 +29,7 @@ def source_of(path: str, where: str) -> str:
     try:
         return read_text(Path(path), MOST_BYTES)
     except UnicodeDecodeError as error:
-        raise StrategyError(where, f"{path!r} is no text in UTF-8; give a file of Python") from error
+        raise StrategyError(where, f"{path!r} is no text in UTF-8; give a text in UTF-8") from error
     except (OSError, ValueError) as error:  # the latter for a name that no file can have
         said = error.strerror if isinstance(error, OSError) else error
         raise StrategyError(where, f"{path!r} cannot be read: {said}") from error

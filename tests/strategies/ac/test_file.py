@@ -82,7 +82,7 @@ REFUSED: dict[str, tuple[bytes | None, str]] = {
     "no Python": (b"def apply(", "cannot be imported: SyntaxError: '(' was never closed ({name}, line 1)"),
     "an error": (b"raise KeyError(3)", "cannot be imported: KeyError: 3"),
     "an exit": (b"raise SystemExit(3)", "cannot be imported: SystemExit: 3"),
-    "no text": (b"\xff\xfe\x00", "is no text in UTF-8; give a file of Python"),
+    "no text": (b"\xff\xfe\x00", "is no text in UTF-8; give a text in UTF-8"),
     "too large": (b"#" * (MOST_BYTES + 1), "cannot be read: it is larger than 1 MiB"),
 }
 
