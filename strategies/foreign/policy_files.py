@@ -6,6 +6,7 @@ lines that select operators, `MODULE::OPERATOR`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -202,7 +203,9 @@ def _remat_regions(path: str, text: str, where: str) -> _RematRegions:
         problem = f"{path!r} has regions of torch-remat, which is not installed: pip install 'acbench[remat]'"
         raise StrategyError(where, problem)
     try:
-        read = yaml.safe_load(text)
+        node, read = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
+    except RecursionError as error:
+        raise StrategyError(where, f"{path!r} is no YAML that can be read: it nests too deeply") from error
     except yaml.YAMLError as error:
         context, mark = getattr(error, "context", None), getattr(error, "context_mark", None)
         at = f"{context}, line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -215,6 +218,11 @@ def _remat_regions(path: str, text: str, where: str) -> _RematRegions:
     if not is_of_lists or not read:
         problem = f"{path!r} must name submodules of blocks, as show=torch_remat prints them"
         raise StrategyError(where, f"{problem}: layers.0: [attention, mlp.up]")
+    counts = Counter(key.value for key, _ in node.value)
+    twice = next((fqn for fqn, count in counts.items() if count > 1), None)
+    if twice is not None:
+        problem = f"{path!r} names {twice!r} more than once; write all of its submodules in one list"
+        raise StrategyError(where, problem)
     return _RematRegions(of=read, where=where)
 
 

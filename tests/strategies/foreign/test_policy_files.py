@@ -165,6 +165,16 @@ REFUSED: dict[str, tuple[str, str, str]] = {
             "expected ',' or ']', but got '<stream end>'"
         ),
     ),
+    "YAML without an end": (
+        "regions.yaml",
+        "[" * 3_000,
+        "ac.path: {path!r} is no YAML that can be read: it nests too deeply",
+    ),
+    "a block twice": (
+        "regions.yaml",
+        "layers.0: [up]\nlayers.1: [up]\nlayers.0: [out]",
+        "ac.path: {path!r} names 'layers.0' more than once; write all of its submodules in one list",
+    ),
     "another function": (
         "mine.py",
         "def policy_fn(op): ...",
