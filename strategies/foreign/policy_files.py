@@ -100,6 +100,10 @@ def of_text(path: str, text: str, where: str) -> PolicyFile:
     if not found:
         problem = f"{path!r} selects nothing; write lines such as layers.*.mlp::aten.mm.default"
         raise StrategyError(where, problem)
+    twofold = next((each for each in found if each.count(selectors.SEPARATOR) > 1), None)
+    if twofold is not None:
+        problem = f"{path!r}: {twofold!r} has more than one '::'; write a line for each module"
+        raise StrategyError(where, problem)
     try:
         save_list = operator_names.resolve(found, 0)
     except StrategyError as error:

@@ -126,6 +126,14 @@ REFUSED: dict[str, tuple[str, str, str]] = {
             "an operator is written as aten.mm.default"
         ),
     ),
+    "two modules in a line": (
+        "theirs.txt",
+        "layers.*::up::aten.addmm.default",
+        (
+            "ac.path: {path!r}: 'layers.*::up::aten.addmm.default' has more than one '::'; "
+            "write a line for each module"
+        ),
+    ),
     "an operator packet": (
         "theirs.txt",
         "aten.mm",
