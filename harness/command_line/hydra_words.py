@@ -76,7 +76,7 @@ def words_for_hydra(words: Sequence[str], *, is_plan: bool = False) -> list[str]
     flag = ["--multirun"] if added is _OPTION_OF_A_GROUP else []
     others = [word for word in words if word not in _SWEEP_FLAGS]
     if is_plan and any(word.startswith("hardware=") for word in words):
-        others.append("hydra.sweeper.leaves_out=[compiler_budget,file,megatron,modules,python,torch_remat]")
+        others.append("hydra.sweeper.means_too=[budget]")
     return [*flag, *(f"++{word}" if added.match(word) else word for word in others)]
 
 

@@ -43,10 +43,10 @@ class ProductSweeper(BasicSweeper):
     """
 
     def __init__(
-        self, max_batch_size: int | None, params: dict[str, str] | None, leaves_out: Sequence[str]
+        self, max_batch_size: int | None, params: dict[str, str] | None, means_too: Sequence[str]
     ) -> None:
         super().__init__(max_batch_size, params)
-        self._leaves_out = leaves_out
+        self._asked_for = [name for name in ASKED_FOR if name not in means_too]
 
     def sweep(self, arguments: list[str]) -> list[Sequence[JobReturn]]:
         """Launch all points at once; one that does not compose ends the command."""
@@ -56,7 +56,7 @@ class ProductSweeper(BasicSweeper):
         overrides = parser.parse_overrides([*self._parse_config(), *arguments])
         for override in overrides:
             _add_where_missing(override)
-            _choose(override, self._leaves_out)
+            _choose(override, self._asked_for)
         (points,) = self.split_arguments(overrides, max_batch_size=None)
         return [self.launcher.launch(points, initial_job_idx=0)]
 
@@ -119,7 +119,7 @@ ConfigStore.instance().store(
         "_target_": "hydra_plugins.acbench.sweeper.ProductSweeper",
         "max_batch_size": None,
         "params": None,
-        "leaves_out": list(ASKED_FOR),
+        "means_too": [],  # of ASKED_FOR
     },
     provider="acbench",
 )

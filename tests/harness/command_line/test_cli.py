@@ -24,6 +24,7 @@ from harness.command_line.plan_help import PLAN_HELP
 from harness.ranks.forkserver import ForkServer
 from harness.records.step_trace import read_steps
 from harness.records.store import Store
+from hydra_plugins.acbench.sweeper import ASKED_FOR
 from strategies import ac_variants
 from tests.harness import command
 from tests.harness.command import Finished
@@ -329,13 +330,13 @@ def test_predicted_steps_are_kept_where_no_trial_ran(acbench_plan: Run, acbench:
     )
 
 
-def test_a_glob_of_a_plan_on_hardware_means_a_budget_of_what_is_usable(acbench_plan: Run) -> None:
-    done = acbench_plan("-m", *SMALL, "ac=glob(b*)", "hardware=h100", "hardware.usable_gib=0.5", "--json")
-    (row,) = json.loads(done.stdout)
-    assert (done.code, row["experiment"]["ac"]["name"], row["experiment"]["ac"]["budget_gib"]) == (
-        *(0, "budget"),
-        0.5,
-    )
+def test_a_glob_of_a_plan_on_hardware_means_a_budget_of_what_is_usable_too(acbench_plan: Run) -> None:
+    done = acbench_plan("-m", *SMALL, "ac=glob(*)", "hardware=h100", "hardware.usable_gib=0.5", "--json")
+    left_out = [name for name in ASKED_FOR if name != "budget"]
+    assert f"ac: the glob leaves out {', '.join(left_out)}, which need options" in done.stderr
+    options = {row["experiment"]["ac"]["name"]: row["experiment"]["ac"] for row in json.loads(done.stdout)}
+    assert set(options) == set(ac_variants) - {*left_out}
+    assert (done.code, options["budget"]["budget_gib"]) == (0, 0.5)
 
 
 def test_the_version_is_ours(acbench: Run) -> None:
