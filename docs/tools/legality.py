@@ -26,9 +26,11 @@ _HEAD = """\
 
 Where each variant of activation checkpointing may stand, and whether it trains as the plain model there.
 Written by `python -m docs.tools.legality` from {links},
-which a command wrote at these commits. The same cells are rows of a test now, which resumes:
+measured at these commits. The first command runs cells of variants anew and writes such a file; they are rows
+of a test too, which resumes:
 
 ```console
+$ python -m bench.legality modules megatron tiles
 $ python -m pytest -m '' tests/matrix/test_legality.py -k 'none-single'
 ```
 
@@ -69,31 +71,38 @@ def page() -> str:
 
 def _page() -> str:
     (path,) = _RESULTS.glob("legality-cpu-*.json")
-    return page_of([path, *sorted(_RESULTS.glob("legality_again-cpu-*.json"))], cells())
+    later = [
+        each for kind in ("again", "added") for each in sorted(_RESULTS.glob(f"legality_{kind}-cpu-*.json"))
+    ]
+    return page_of([path, *later], cells())
 
 
 def page_of(paths: Sequence[Path], everything: Iterable[Cell]) -> str:
     """Return the page of kept results.
 
     Args:
-        paths: the matrix, then cells that ran once more; the last ending of a cell counts.
+        paths: the matrix, then cells that ran once more or were added; the last ending of a cell counts, and
+            the last number of cells.
         everything: all cells.
     """
     content, *later = [json.loads(path.read_text("utf-8")) for path in paths]
     for each in (content, *later):
         each["results"]["ran"] = dict(_endings(each["results"]["ran"]))
-    content["results"]["ran"] |= {w: end for each in later for w, end in each["results"]["ran"].items()}
-    links = " and ".join(f"[{path.name}](results/{path.name})" for path in paths)
-    again = [_again(each) for each in later]
-    by_words = {cell.words: cell for cell in everything}
     results = content["results"]
+    measured, again = len(results["ran"]), []
+    for each in later:
+        again.append(_again(each, results["ran"]))
+        results["ran"] |= each["results"]["ran"]
+        results |= {name: each["results"][name] for name in ("refused", "legal", "planned")}
+    links = " and ".join(f"[{path.name}](results/{path.name})" for path in paths)
+    by_words = {cell.words: cell for cell in everything}
     ran = [(by_words[words], ending) for words, ending in results["ran"].items()]
     environment = content["environment"]
     torch = environment["torch"].partition("+")[0]
     machine = f"torch {torch}, Python {environment['python']}, {environment['device']}"
     blocks = [
         _HEAD.format(links=links),
-        f"## Counts\n\n{' '.join([f'{machine}.', *again])}\n\n{_counts(content, ran)}\n",
+        f"## Counts\n\n{' '.join([f'{machine}.', *again])}\n\n{_counts(content, ran, measured)}\n",
         f"## Cells that ran\n\n{_by_place(ran)}\n",
         f"## Known bad\n\n{_known_bad(ran)}\n",
         f"## Refused before anything runs\n\n{_refused(results)}\n",
@@ -113,13 +122,16 @@ def _endings(tree: Mapping[str, Any], words: str = "") -> Iterator[tuple[str, st
                 yield from _endings(below, path)
 
 
-def _again(content: Mapping[str, Any]) -> str:
-    """Return what a file says that has cells which ran once more."""
-    count, commit = len(content["results"]["ran"]), content["environment"]["commit"][:8]
-    return f"{count} cells ran once more at {commit}, after a mend; that ending counts."
+def _again(content: Mapping[str, Any], known: Mapping[str, str]) -> str:
+    """Return what a file says whose cells were measured later than those that are known."""
+    ran, commit = content["results"]["ran"], content["environment"]["commit"][:8]
+    if ran.keys() <= known.keys():
+        return f"{len(ran)} cells ran once more at {commit}, after a mend; that ending counts."
+    return f"{len(ran)} cells were added at {commit}."
 
 
-def _counts(content: Mapping[str, Any], ran: list[tuple[Cell, str]]) -> str:
+def _counts(content: Mapping[str, Any], ran: list[tuple[Cell, str]], measured: int) -> str:
+    """Return the numbers of cells; the first `measured` of those that ran are the ones with a wall time."""
     results, protocol = content["results"], content["protocol"]
     found = Counter(judgement(cell, ending) for cell, ending in ran)
     refused = sum(results["refused"].values())
@@ -139,7 +151,7 @@ def _counts(content: Mapping[str, Any], ran: list[tuple[Cell, str]]) -> str:
         ),
     ]
     times = ", ".join(
-        f"{seconds / _count(ran, compiler):.1f} s with `compile={compiler}`"
+        f"{seconds / _count(ran[:measured], compiler):.1f} s with `compile={compiler}`"
         for compiler, seconds in results["seconds"].items()
     )
     return f"{markdown(('cells', 'count'), rows)}\n\nWall time of a cell, beside other work: {times}."
@@ -173,7 +185,8 @@ def _by_place(ran: list[tuple[Cell, str]]) -> str:
 
 
 def _row(cell: Cell) -> tuple[str, str, str | None]:
-    return cell.variant, cell.compile, cell.compile_order
+    variant = cell.variant if cell.chunk is None else f"{cell.variant} chunk={cell.chunk}"
+    return variant, cell.compile, cell.compile_order
 
 
 def _compiled(compiler: str, order: str | None) -> str:

@@ -15,6 +15,7 @@ from harness.experiment.experiment import WRAP_ORDERS, Experiment
 from harness.records.record import Record
 from harness.trial.preflight import Preflight
 from strategies import Strategy, StrategyError, ac_variants
+from strategies.chunk.tiles import Tiles
 from tests.covering import Row, covering
 from tests.matrix.facts import MESHES
 
@@ -34,12 +35,24 @@ SIZES = (
     "protocol.probes=false",
     "mesh.device=cpu",
 )
+EXTRAS = ("deepspeed", "fairscale")
+"""Variants of packages that suit any model, and that are not installed everywhere."""
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "compiler_budget": {"budget": 0.1},
+    "megatron": {"modules": ("core_attn", "layernorm")},
+    "modules": {"discard": ("*_norm",), "recompute": ("feed_forward",), "offload": ("attention.wo",)},
+}
+"""Options of variants that need some. The budget is one under which the compiler recomputes some of so small
+a model."""
 VARIANTS = tuple(
-    name for name, variant in ac_variants.items() if name != "budget" and not hasattr(variant, "is_given")
+    name
+    for name, variant in ac_variants.items()
+    if name in (*OPTIONS, *EXTRAS) or (name != "budget" and not hasattr(variant, "is_given"))
 )
-"""All but the users' own, and the one whose number of bytes leaves so small a model not much choice."""
-OPTIONS: Mapping[str, Mapping[str, Any]] = {"compiler_budget": {"budget": 0.1}}
-"""Options away from their default: a budget under which the compiler recomputes some of so small a model."""
+"""All but those of users' code and of packages for models of their own, and the one whose number of bytes
+leaves so small a model not much choice."""
+TILES = {"feed_forward": 4}
+"""Tiles of each feed-forward where a cell has `chunk=tiles`."""
 
 _OPTION_OF_FIELD = {
     "variant": "ac",
@@ -48,6 +61,8 @@ _OPTION_OF_FIELD = {
     "preserve_rng_state": "ac.preserve_rng_state",
 }
 
+BATCH = {"none": 24, "aot_eager": 4, "inductor": 2}
+"""Cells that run one after the other in one set of ranks, by compiler."""
 COMPILED_STRENGTH = 3
 """Compiled cells that run hold every combination of so many values that any legal compiled cell has."""
 
@@ -64,6 +79,7 @@ class Cell:
         dtype: of the experiment.
         dropout: probability.
         early_stop, preserve_rng_state: of the variant; `None` where it has no such option.
+        chunk: `tiles`, or `None` for no chunks.
     """
 
     variant: str
@@ -75,17 +91,20 @@ class Cell:
     dropout: float
     early_stop: bool | None
     preserve_rng_state: bool | None
+    chunk: str | None = None
 
     @property
     def row(self) -> Row:
-        """Its values, in order."""
-        return tuple(asdict(self).values())
+        """Its values but for chunks, in order."""
+        return tuple(asdict(self).values())[:-1]
 
     @property
     def words(self) -> str:
         """What a command says to run it, beside `SIZES`."""
         given = {_OPTION_OF_FIELD.get(name, name): value for name, value in asdict(self).items()}
-        options = {f"ac.{name}": value for name, value in OPTIONS.get(self.variant, {}).items()}
+        options = {f"ac.{name}": _said(value) for name, value in OPTIONS.get(self.variant, {}).items()}
+        if self.chunk is not None:
+            options["chunk.tiles"] = _said(TILES)
         said = {name: value for name, value in (given | options).items() if value is not None}
         return " ".join(f"{name}={str(value).lower()}" for name, value in said.items())
 
@@ -104,6 +123,7 @@ class Cell:
             base,
             model=replace(base.model, dropout=self.dropout),
             ac=ac_variants[self.variant](**options, **OPTIONS.get(self.variant, {})),
+            chunk=base.chunk if self.chunk is None else Tiles(tiles=TILES),
             wrap_order=self.wrap_order or "inside_fsdp",
             compile=self.compile,
             compile_order=self.compile_order or "ac_first",
@@ -216,8 +236,19 @@ def unexpected(ran: Mapping[str, str], by_words: Mapping[str, Cell]) -> dict[str
     return found
 
 
+def protocol() -> dict[str, Any]:
+    """Return how cells are made and which of them run."""
+    return {
+        "overrides": SIZES,
+        "options": OPTIONS,
+        "tiles": TILES,
+        "uncompiled": "every cell",
+        "compiled": f"rows that hold every combination of {COMPILED_STRENGTH} values",
+    }
+
+
 def cells() -> list[Cell]:
-    """Return all cells, uncompiled ones first, small meshes before large ones."""
+    """Return all cells, uncompiled ones first, small meshes before large ones; then those with chunks."""
     found = product(
         [("none", None), *product(COMPILERS[1:], ORDERS)],
         MESHES,
@@ -228,7 +259,11 @@ def cells() -> list[Cell]:
         (True, False),
         (True, False),
     )
-    return list(dict.fromkeys(map(_collapsed, found)))
+    plain = list(dict.fromkeys(map(_collapsed, found)))
+    return [
+        *(cell for cell in plain if cell.variant not in EXTRAS or cell.compile == "none"),
+        *(replace(cell, chunk="tiles") for cell in plain if _stands_for_its_variant(cell)),
+    ]
 
 
 def to_run(legal: Sequence[Cell]) -> list[Cell]:
@@ -237,14 +272,30 @@ def to_run(legal: Sequence[Cell]) -> list[Cell]:
     First rows that hold all pairs of values; then all uncompiled cells; then what compiled ones lack of
     combinations of `COMPILED_STRENGTH` values. Those that share ranks stand together.
     """
-    by_row = {cell.row: cell for cell in legal}
+    compiling = {cell.variant for cell in legal if cell.compile != "none"}
+    by_row = {cell.row: cell for cell in legal if cell.variant in compiling and cell.chunk is None}
     pairs = covering(list(by_row))
-    uncompiled = [cell.row for cell in legal if cell.compile == "none"]
-    compiled = [cell.row for cell in legal if cell.compile != "none"]
+    uncompiled = [cell for cell in legal if cell.compile == "none"]
+    compiled = [row for row, cell in by_row.items() if cell.compile != "none"]
     first = [row for row in pairs if by_row[row].compile != "none"]
     rest = covering(compiled, given=first, strength=COMPILED_STRENGTH)
-    stages = [sorted((by_row[row] for row in rows), key=_place) for rows in (pairs, uncompiled, rest)]
-    return list(dict.fromkeys(cell for stage in stages for cell in stage))
+    stages = [[by_row[row] for row in pairs], uncompiled, [by_row[row] for row in rest]]
+    return list(dict.fromkeys(cell for stage in stages for cell in sorted(stage, key=_place)))
+
+
+def _stands_for_its_variant(cell: Cell) -> bool:
+    """Say whether the cell gets one with chunks: without AC, and with full AC as it is by default."""
+    options = (cell.wrap_order, cell.early_stop, cell.preserve_rng_state)
+    return cell.variant == "none" or (cell.variant == "full" and options == ("inside_fsdp", True, True))
+
+
+def _said(value: Any) -> str:
+    """Return a value as the command takes it."""
+    if isinstance(value, tuple):
+        return f"[{','.join(value)}]"
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{name}:{number}' for name, number in value.items())}}}"
+    return str(value)
 
 
 def _place(cell: Cell) -> tuple[bool, int]:

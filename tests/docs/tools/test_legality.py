@@ -23,12 +23,13 @@ GOOD = Cell(
     preserve_rng_state=True,
 )
 REDRAWN = replace(GOOD, preserve_rng_state=False)
+TILED = replace(GOOD, chunk="tiles")
 COMPILED = replace(GOOD, mesh="tp2", compile="inductor", compile_order="compile_first")
-EVERYTHING = [GOOD, REDRAWN, COMPILED]
+EVERYTHING = [GOOD, REDRAWN, COMPILED, TILED]
 
 
 def _content(**ran: str) -> dict[str, Any]:
-    names = {"good": GOOD, "redrawn": REDRAWN, "compiled": COMPILED}
+    names = {"good": GOOD, "redrawn": REDRAWN, "compiled": COMPILED, "tiled": TILED}
     return {
         "environment": {
             "torch": "2.13.0+cpu",
@@ -96,3 +97,18 @@ def test_the_last_ending_of_a_cell_counts(tmp_path: Path) -> None:
     assert "2 cells ran once more at 1a2b3c4d, after a mend; that ending counts." in told
     assert "| ran | 3 |" in told.splitlines()
     assert "| of these unexpected | 0 |" in told.splitlines()
+
+
+def test_cells_that_are_added_count_with_the_numbers_of_their_file(tmp_path: Path) -> None:
+    first, added = _content(good="neutral", compiled="neutral"), _content(tiled="neutral")
+    added["results"] |= {"refused": {"ac: no": 7}, "legal": 9, "planned": 6}
+    told = _page(tmp_path, first, added)
+    assert "1 cells were added at 1a2b3c4d." in told
+    for line in (
+        "| `ac=full chunk=tiles` | `none` | 1 neutral | - |",
+        *("| all | 16 |", "| legal | 9 |"),
+        "| of these not run yet | 3 |",
+        "| ac: no | 7 |",
+    ):
+        assert line in told.splitlines(), told
+    assert "3.0 s with `compile=none`" in told
