@@ -259,17 +259,16 @@ def test_a_watcher_sees_progress(agent: Agent, tmp_path: Path) -> None:
     assert {report.state for report in seen[-1].values()} == {"ok"}
 
 
-def test_the_death_of_the_fork_server_loses_the_trial_and_only_this_one(tmp_path: Path) -> None:
-    with Agent() as agent:
-        thread = threading.Thread(target=_kill_parent_of_rank, args=(tmp_path,))
-        thread.start()
-        outcome = agent.run(_job(tmp_path, "linger", str(tmp_path)))
-        thread.join()
-        assert outcome.status == "lost"
-        assert outcome.error is not None
-        assert outcome.error.message.endswith("has ended; its ranks were killed with it")
-        require_dead(*_pids(tmp_path, 0))
-        assert agent.run(_job(tmp_path, "ok")).status == "ok"
+def test_the_death_of_the_fork_server_loses_the_trial_and_only_this_one(agent: Agent, tmp_path: Path) -> None:
+    thread = threading.Thread(target=_kill_parent_of_rank, args=(tmp_path,))
+    thread.start()
+    outcome = agent.run(_job(tmp_path, "linger", str(tmp_path)))
+    thread.join()
+    assert outcome.status == "lost"
+    assert outcome.error is not None
+    assert outcome.error.message.endswith("has ended; its ranks were killed with it")
+    require_dead(*_pids(tmp_path, 0))
+    assert agent.run(_job(tmp_path, "ok")).status == "ok"
 
 
 @pytest.mark.parametrize(
@@ -308,15 +307,14 @@ except KeyboardInterrupt:
 """
 
 
-def test_an_interrupt_ends_the_ranks_and_is_raised_again(tmp_path: Path) -> None:
+def test_an_interrupt_ends_the_ranks_and_is_raised_again(agent: Agent, tmp_path: Path) -> None:
     def interrupt(_reports: Mapping[int, RankReport]) -> None:
         if (tmp_path / "pids0").exists():
             raise KeyboardInterrupt
 
-    with Agent() as agent:
-        with pytest.raises(KeyboardInterrupt):
-            agent.run(_job(tmp_path, "linger", str(tmp_path)), watch=interrupt)
-        require_dead(*_pids(tmp_path, 0))
+    with pytest.raises(KeyboardInterrupt):
+        agent.run(_job(tmp_path, "linger", str(tmp_path)), watch=interrupt)
+    require_dead(*_pids(tmp_path, 0))
 
 
 def test_what_a_rank_started_ends_with_it(agent: Agent, tmp_path: Path) -> None:

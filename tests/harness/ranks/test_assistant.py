@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
 from harness.errors import ConfigError, Terminated
+from harness.ranks import agent as agents
 from harness.ranks.agent import Agent
 from harness.ranks.assistant import Assistant, AssistantEndedError
 from harness.ranks.forkserver import ForkServer, ForkServerError
 from harness.ranks.start import RankJob
-from tests.harness import rank_entries
+from tests.harness import assistant_calls, rank_entries
 from tests.harness.processes import require_dead
 
-
-class _Stubborn(Exception):  # noqa: N818 (nobody sees it)
-    """Pickles, but cannot be made again."""
-
-    def __init__(self, one: str, other: str) -> None:
-        super().__init__(one + other)
+CALLS = assistant_calls.__name__
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    server = ForkServer((__name__,))
+    server = ForkServer((CALLS,))
     yield server
     server.close()
 
@@ -41,33 +34,9 @@ def assistant(server: ForkServer) -> Iterator[Assistant]:
     assistant.close()
 
 
-def product(one: int, other: int) -> int:
-    return one * other
-
-
-def pid() -> int:
-    return os.getpid()
-
-
-def fails(kind: str) -> NoReturn:
-    errors: dict[str, BaseException] = {
-        "refusal": ConfigError("mesh.tp", "must be 1"),
-        "defect": ZeroDivisionError("by zero"),
-        "termination": Terminated(143),
-        "stubborn": _Stubborn("1", "2"),
-    }
-    raise errors[kind]
-
-
-def dies() -> NoReturn:
-    os.kill(os.getpid(), signal.SIGKILL)
-    signal.pause()
-    raise AssertionError
-
-
 def test_returns_what_functions_return_in_one_other_process(assistant: Assistant) -> None:
-    assert assistant.call(f"{__name__}:product", 6, 7) == 42
-    first, second = (assistant.call(f"{__name__}:pid") for _ in range(2))
+    assert assistant.call(f"{CALLS}:product", 6, 7) == 42
+    first, second = (assistant.call(f"{CALLS}:pid") for _ in range(2))
     assert first == second != os.getpid()
 
 
@@ -84,29 +53,10 @@ def test_raises_what_a_function_raises(
     assistant: Assistant, kind: str, error: type[BaseException], message: str
 ) -> None:
     with pytest.raises(error) as caught:
-        assistant.call(f"{__name__}:fails", kind)
+        assistant.call(f"{CALLS}:fails", kind)
     assert message in str(caught.value)
     assert "in fails" in "".join((str(caught.value), *getattr(caught.value, "__notes__", ())))
-    assert assistant.call(f"{__name__}:product", 2, 3) == 6
-
-
-def exits() -> NoReturn:
-    os._exit(0)
-
-
-def closes_everything() -> None:
-    os.closerange(0, 1024)
-
-
-def writes_everywhere() -> None:
-    for descriptor in range(3, 64):
-        with contextlib.suppress(OSError):
-            os.set_blocking(descriptor, False)
-            os.write(descriptor, b"\x00\x00\x00\x04{]x\n")
-
-
-def forks() -> int:
-    return os.fork()
+    assert assistant.call(f"{CALLS}:product", 2, 3) == 6
 
 
 @pytest.mark.parametrize(
@@ -122,40 +72,29 @@ def test_the_end_of_the_process_is_an_error_that_says_how(
     server: ForkServer, function: str, ending: str
 ) -> None:
     with pytest.raises(AssistantEndedError) as ended:
-        Assistant(server).call(f"{__name__}:{function}")
-    message = f"{__name__}:{function}: the process that called it {ending}"
+        Assistant(server).call(f"{CALLS}:{function}")
+    message = f"{CALLS}:{function}: the process that called it {ending}"
     assert (str(ended.value), ended.value.ending) == (message, ending)
 
 
 def test_a_fork_of_the_process_does_not_answer_for_it(assistant: Assistant) -> None:
-    assert assistant.call(f"{__name__}:forks") > 0
-    assert assistant.call(f"{__name__}:product", 6, 7) == 42
+    assert assistant.call(f"{CALLS}:forks") > 0
+    assert assistant.call(f"{CALLS}:product", 6, 7) == 42
 
 
-def ends_its_server(file: str) -> int:
-    """End the fork server, but for the first call only."""
-    path = Path(file)
-    if not path.exists():
-        path.touch()
-        os.kill(os.getppid(), signal.SIGKILL)
-        signal.pause()
-    return 42
-
-
-def test_a_fork_server_that_somebody_ends_is_started_again(tmp_path: Path) -> None:
-    with Agent((__name__,)) as agent:
-        assert agent.call(f"{__name__}:ends_its_server", str(tmp_path / "ended")) == 42
-
-
-def sleeps() -> None:
-    signal.pause()
+def test_a_fork_server_that_somebody_ends_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "PRELOAD", ())  # two servers that import torch take five seconds
+    with Agent((CALLS,)) as agent:
+        assert agent.call(f"{CALLS}:ends_its_server", str(tmp_path / "ended")) == 42
 
 
 def test_a_function_that_takes_too_long_is_killed(server: ForkServer) -> None:
     assistant = Assistant(server)
-    other = assistant.call(f"{__name__}:pid")
+    other = assistant.call(f"{CALLS}:pid")
     with pytest.raises(ForkServerError, match=r"sleeps: did not return within 0\.1 s$"):
-        assistant.call(f"{__name__}:sleeps", deadline_s=0.1)
+        assistant.call(f"{CALLS}:sleeps", deadline_s=0.1)
     assistant.close()
     require_dead(other)
 
