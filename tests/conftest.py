@@ -133,7 +133,7 @@ An empty value keeps none: no test of its kind is cheap."""
 REPEATED: dict[str, tuple[str, ...]] = {
     "tests/matrix/": (
         *("test_toy.py", "test_what_differs", "test_formulas", "test_sets_share"),
-        *("test_every_case", "test_a_wrong_end", "a preempted element"),
+        *("test_every_case", "test_a_wrong_end"),
         *("test_legality.py::test_a", "test_equal_experiments", "test_every_rule", "test_what_is_unexpected"),
         *("test_a_slice_is_right", "test_a_guard_that_is_switched_off_is_missed[aliasing"),
         *("test_what_a_recording_does_not_see_is_found_where_nothing_is_proven[checkpoints",),
@@ -155,7 +155,8 @@ REPEATED: dict[str, tuple[str, ...]] = {
     ),
     "tests/harness/trial/test_microbatches.py::test_four_ranks_reduce_gradients": ("[hsdp2x2-last",),
     "tests/harness/trial/test_distance.py::test_no_variant_is_below_its_bound": ("[gpt",),
-    "tests/parity/test_matrix.py::test_is_bitwise_neutral[budget": ("gpt-single", "gpt-tp2", "-mlp-"),
+    "tests/parity/test_matrix.py::test_is_bitwise_neutral[budget": ("gpt-tp2", "-mlp-"),
+    "tests/parity/test_matrix.py::test_a_written_file": ("[gpt-", "[llama-"),
     "tests/parity/test_matrix.py::test_is_bitwise_neutral[selective_op-": (
         "-gpt-",
         "-mlp-",
@@ -166,14 +167,7 @@ REPEATED: dict[str, tuple[str, ...]] = {
     "tests/harness/ranks/test_agent.py::test_nothing_outlives_the_driver": ("SIGKILL",),
     "tests/harness/ranks/test_agent_nodes.py::test_the_end_of_an_agent": (),
     "tests/harness/trial/test_pipeline.py::test_bytes_and_forwards_of_ranks": (
-        *(
-            "[none-gpipe",
-            "[none-1f1b",
-            "[full/none-gpipe",
-            "[full-1f1b",
-            "[selective_op-zero",
-            "[full torch-",
-        ),
+        *("[none-1f1b", "[full/none-gpipe", "[selective_op-zero", "[full torch-"),
     ),
     "tests/harness/trial/test_proof.py::test_a_chain_reaches": (
         *("kernel", "AC", "compiled", "itself", "and two steps of SGD"),
@@ -184,26 +178,22 @@ REPEATED: dict[str, tuple[str, ...]] = {
         "a generator among globals",
     ),
     "tests/strategies/chunk/flow/test_chunk_rules.py::test_chunks_give_what_the_whole_gives": (
-        *("[2-", "[5-", "[1-rows of a batch", "[1-one of a batch", "[1-heads", "[1-nll", "[1-split"),
+        *("[2-", "[1-rows of a batch", "[1-one of a batch", "[1-heads", "[1-nll", "[1-split"),
+        *("[5-rows", "[5-every", "[5-batch norm", "[5-convolution", "[5-cat", "[5-slice"),
     ),
     "tests/strategies/chunk/loops/test_buffer_reuse.py::test_gradients_are_those": (
         *("True-_detached_first", "False-_detached_last", "True-_frozen_last"),
     ),
-    "tests/strategies/chunk/loops/test_buffer_reuse.py::test_a_result_that_is_broadcast": (
-        "first0",
-        "first2",
-    ),
+    "tests/strategies/chunk/loops/test_buffer_reuse.py::test_a_result_that_is_broadcast": ("first0",),
     "tests/strategies/chunk/planning/test_chunk_plan.py::test_the_smallest_plan": (
-        *("attention of", "fused attention", "language model", "pictures", "triangle", "a mask of places"),
+        *("fused attention", "language model", "pictures", "triangle", "a mask of places"),
     ),
     "tests/strategies/chunk/running/test_proof.py::test_what_is_planned_without_values": (
-        " on a ",
         "its own",
+        "a node",
     ),
-    "tests/strategies/chunk/running/test_proof.py::test_without_a_proof_it_is_silent": (
-        "a default",
-        " on a ",
-    ),
+    "tests/strategies/chunk/running/test_proof.py::test_without_a_proof_it_is_silent": ("a default",),
+    "tests/strategies/chunk/running/test_proof.py::test_what_is_no_number": ("NaN", "complex", "dtype"),
     "tests/strategies/chunk/running/test_chunked_forward.py::test_a_block_called_without": ("[0.5",),
     "tests/harness/trial/test_plan_budget.py::test_a_budget_that_only_chunks_keep": ("0.35",),
     "tests/harness/trial/test_plan_budget.py::test_ranks_share_a_plan_with_chunks": (),
@@ -213,6 +203,9 @@ REPEATED: dict[str, tuple[str, ...]] = {
     "tests/parity/test_sharding.py::test_is_neutral_within_tolerance[": (
         *("[megatron", "[output features", "mixes features and batch", "within little memory", "[batch-"),
     ),
+    "tests/harness/check/test_neutrality.py::test_a_plan_of_the_first_call": ("a batch and",),
+    "tests/harness/measure/gloo/test_wait.py::test_bytes_do_not": ("[fsdp2", "[tp"),
+    "tests/harness/trial/test_proof.py::test_what_is_equal_within_rounding": ("[none",),
     "tests/slurm/test_sweeps.py::test_a_killed_driver": (),
     "tests/bench/test_gpu.py::test_every_file_has_tests_of_the_gpu": (),
     "tests/harness/report/wandb/test_publisher.py::test_a_killed_service": (),  # a full disk is default
@@ -326,7 +319,7 @@ REPEATED: dict[str, tuple[str, ...]] = {
         *("a generator of its own", "squeezes-False", "experts in one product"),
     ),
     "tests/strategies/chunk/test_changes.py::test_a_change_is_followed_or_refused": (
-        *("three results-training", "evaluation-training", "a parameter under two names-training"),
+        *("evaluation-training", "a parameter under two names-training"),
         *(
             "a hook-training",
             "a hook-forward",
@@ -354,14 +347,19 @@ REPEATED: dict[str, tuple[str, ...]] = {
         *("norms-training", "detached-training", "halves-training"),
     ),
     "tests/strategies/chunk/planning/test_training_schedules.py::test_gradients_of_the_smallest": (
-        *("language model with loss", "fused attention of heads", "triangle"),
+        *("fused attention of heads", "triangle"),
     ),
     "tests/strategies/chunk/planning/test_chunk_plan.py::test_every_accepted_budget": (
-        *("fused attention of heads", "a mask of places", "triangle", "pictures"),
+        *("fused attention of heads", "a mask of places", "pictures"),
     ),
     "tests/strategies/chunk/planning/test_head_and_loss.py::test_logits_are_never_whole": (
-        *("weights, smoothing and ignored-3", "softcap-3", "z-loss-3", "shifted-3", "classes first-3"),
-        *("log softmax-3", "cross entropy-1-48-"),
+        *(
+            "weights, smoothing and ignored-3",
+            "softcap-3",
+            "shifted-3",
+            "log softmax-3",
+            "cross entropy-1-48-",
+        ),
     ),
     "tests/strategies/chunk/test_show.py::test_regions_and_code": ("chunks_gpt_training_0.3",),
     "tests/strategies/shard/test_cheapest.py::test_never_costs_more_than_megatron": (

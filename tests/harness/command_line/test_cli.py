@@ -26,7 +26,7 @@ from harness.records.step_trace import read_steps
 from harness.records.store import Store
 from hydra_plugins.acbench.sweeper import ASKED_FOR
 from strategies import ac_variants
-from tests.harness import command
+from tests.harness import command, records_fixture
 from tests.harness.command import Finished
 from tests.harness.composing import ROOT, composed
 
@@ -310,7 +310,7 @@ def test_a_plan_predicts_and_leaves_nothing(acbench_plan: Run, tmp_path: Path) -
     assert _files(tmp_path) == []
 
 
-def test_predicted_steps_are_kept_where_no_trial_ran(acbench_plan: Run, acbench: Run, tmp_path: Path) -> None:
+def test_predicted_steps_are_kept_where_no_trial_ran(acbench_plan: Run, tmp_path: Path) -> None:
     done = acbench_plan("-m", *SMALL, "ac=none,full", "name=kept", "--trace")
     assert (done.code, done.stderr.splitlines()[-1]) == (0, "acbench-plan: steps are kept in outputs/kept")
     store = Store(tmp_path / "outputs" / "kept")
@@ -321,7 +321,7 @@ def test_predicted_steps_are_kept_where_no_trial_ran(acbench_plan: Run, acbench:
         assert record.memory.peak_bytes == max(step.totals())
         assert record.memory.largest_at_peak
     assert len(store.scan().records) == 2
-    acbench(*SMALL, "name=ran")
+    Store(tmp_path / "outputs" / "ran").write(records_fixture.record())
     done = acbench_plan(*SMALL, "name=ran", "--trace")
     problem = "'outputs/ran' has records of trials that ran, and predictions would stand among them"
     assert (done.code, done.stderr) == (

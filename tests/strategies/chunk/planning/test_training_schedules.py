@@ -95,8 +95,8 @@ def test_a_plan_of_forward_alone_trains_too() -> None:
 
 
 def test_inputs_get_gradients() -> None:
-    model, (x,) = built("fused attention")
-    planned = recorded("fused attention").plan(None).apply(copy.deepcopy(model))
+    model, (x,) = built("fused attention of heads")
+    planned = recorded("fused attention of heads").plan(None).apply(copy.deepcopy(model))
     one, other = x.clone().requires_grad_(), x.clone().requires_grad_()
     loss_of(model(one)).backward()  # type: ignore[no-untyped-call]
     loss_of(planned(other)).backward()  # type: ignore[no-untyped-call]
