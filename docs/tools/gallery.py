@@ -149,14 +149,15 @@ def _evidence(case: Case) -> Evidence:
     return case.evidence
 
 
-def _kept() -> dict[str, Mapping[str, Any]]:
-    """Return the results of the check by release of torch, and in each by entry."""
+def _kept() -> Mapping[str, Mapping[str, Any]]:
+    """Return the results of the check by release of torch, and in each by entry; files add to one another."""
     files = sorted((_ROOT / "docs" / "results").glob("gallery_*-cpu-*.json"))
-    contents = [json.loads(path.read_text("utf-8")) for path in files]
-    return {
-        content["environment"]["torch"].partition("+")[0]: {row["name"]: row for row in content["results"]}
-        for content in contents
-    }
+    kept: dict[str, dict[str, Any]] = {}
+    for path in files:
+        content = json.loads(path.read_text("utf-8"))
+        release = content["environment"]["torch"].partition("+")[0]
+        kept.setdefault(release, {}).update((row["name"], row) for row in content["results"])
+    return kept
 
 
 def _counts(kept: Mapping[str, Mapping[str, Any]]) -> str:

@@ -465,6 +465,26 @@ CAUSES = (
         advice="compare it with torch.autograd.gradcheck, with another gradient for each output",
         fits=lambda seen: seen.part == "gradients" and bool(seen.functions) and not seen.recomputed_ops,
     ),
+    LikelyCause(
+        numbers=(68,),
+        title="what ran again is right, and backward reads other values, such as an output that is "
+        "freed and made again without what was written into it",
+        advice="discard no output that is written in place, or use ac=modules ac.discard",
+        fits=lambda seen: (
+            seen.part == "gradients"
+            and seen.is_of_calls
+            and bool(seen.recomputed_ops)
+            and seen.differing.keys().isdisjoint(("buffers", "state", "rng_state"))
+            and not (
+                seen.lost
+                or seen.gained
+                or seen.changed
+                or seen.unpacked
+                or seen.is_compiled
+                or seen.has_raised
+            )
+        ),
+    ),
 )
 """The first that fits counts."""
 
