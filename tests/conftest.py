@@ -349,6 +349,7 @@ REPEATED: dict[str, tuple[str, ...]] = {
     "tests/strategies/chunk/planning/test_training_schedules.py::test_gradients_of_the_smallest": (
         *("fused attention of heads", "triangle"),
     ),
+    "tests/strategies/chunk/planning/test_training_schedules.py::test_accepted_budgets": ("pictures",),
     "tests/strategies/chunk/planning/test_chunk_plan.py::test_every_accepted_budget": (
         *("fused attention of heads", "a mask of places", "pictures"),
     ),

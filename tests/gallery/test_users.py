@@ -41,7 +41,7 @@ _FEW = (
     *("attention_mask_built_once", "gain_enclosed_by_an_activation", "slope_bound_by_a_partial"),
     *("StepInSlots", "HookThatCounts", "input_cleared_after_the_call", "SwitchesWay", "AttributeOfAFunction"),
 )
-_BY_COMMAND = re.compile(r"BatchNorm|SetsContext|keywords_only|Infinite|Strict")
+_BY_COMMAND = re.compile(r"SetsContext|keywords_only|Infinite|Strict")
 _STAYS = {*WITHOUT_RNG[1:], "ac=nested", "ac=offload"}
 
 
