@@ -27,7 +27,7 @@ from harness.models import ModelSpec, families
 from harness.predict.hardware import Hardware
 from harness.predict.solve import SOLVABLE
 from harness.predict.this_cpu import THIS_CPU, numbers_of_this_cpu
-from harness.records.later_options import without_later
+from harness.records.later_options import without_later, without_models_blocks
 from harness.records.store import check_name
 from harness.report.wandb.publisher import Tracker
 from harness.sweep.launch import Run
@@ -335,6 +335,8 @@ def as_refused(fields: Mapping[str, Any]) -> dict[str, Any]:
     for group in ("protocol", "ac", "chunk", "shard"):
         if isinstance(fields.get(group), Mapping):
             shown[group] = without_later(group, fields[group])
+    if isinstance(fields.get("ac"), Mapping) and isinstance(fields.get("model"), Mapping):
+        shown["ac"] = without_models_blocks(shown["ac"], fields["model"].get("layers_fqn"))
     try:
         mesh = _construct("mesh", Mesh, fields["mesh"])
     except ConfigError:

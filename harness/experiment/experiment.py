@@ -21,7 +21,7 @@ from harness.experiment.data import DataSpec, data_specs
 from harness.experiment.mesh import Mesh
 from harness.experiment.protocol import Protocol
 from harness.models.base import ModelSpec
-from harness.records.later_options import without_later
+from harness.records.later_options import without_later, without_models_blocks
 from strategies import (
     Strategy,
     Tolerance,
@@ -268,6 +268,7 @@ class Experiment(Recipe):
             strategy = getattr(self, group)
             options = without_later(group, dataclasses.asdict(strategy))
             groups[group] = {"name": name_of(strategy), **options}
+        groups["ac"] = without_models_blocks(groups["ac"], self.model.layers_fqn)
         data = next(name for name, cls in data_specs().items() if cls is type(self.data))
         groups["data"] = {"name": data, **dataclasses.asdict(self.data)}
         resolved: dict[str, Any] = json.loads(json.dumps({**groups, **recipe}))

@@ -38,3 +38,18 @@ def without_later(group: str, options: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in options.items()
         if name not in later or (list(value) if isinstance(value, tuple) else value) != later[name]
     }
+
+
+def without_models_blocks(ac: Mapping[str, Any], layers_fqn: str | None) -> dict[str, Any]:
+    """Return the options of AC without blocks that are the model's, of which `ac=file` once said nothing.
+
+    Args:
+        ac: the options, with the name of the variant.
+        layers_fqn: container of the model's blocks.
+    """
+    usual = {"layers_fqn": layers_fqn, "module_classes": []} if ac.get("name") == "file" else {}
+    return {
+        option: value
+        for option, value in ac.items()
+        if option not in usual or (list(value) if isinstance(value, tuple) else value) != usual[option]
+    }

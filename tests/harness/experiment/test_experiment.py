@@ -11,7 +11,8 @@ from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment, Recipe, name_of
 from harness.records.store import trial_id
 from strategies import ac_variants, shard_variants
-from tests.harness.composing import experiment_of, refusal_of, rows
+from strategies.written.loaded_file import digest_of
+from tests.harness.composing import experiment_of, point_of, refusal_of, rows
 from tests.strategies.installed import ABSENT
 
 GROUPS = ["model", "mesh", "ac", "chunk", "shard", "data", "protocol"]
@@ -322,6 +323,17 @@ def test_reentrant_is_fine_where_weights_stay(line: str) -> None:
 )
 def test_what_compiles_nothing_has_the_address_that_it_had_before(line: str, address: str) -> None:
     assert trial_id(experiment_of(line).to_dict()) == address
+
+
+def test_a_file_has_the_address_that_it_had_before_it_could_name_blocks(tmp_path: Path) -> None:
+    written = tmp_path / "apply.py"
+    written.write_text("def apply(model):\n    return model\n", encoding="utf-8")
+    line = f"ac=file ac.path={written}"
+    usual = {"name": "file", "path": str(written), "digest": digest_of(written.read_text(encoding="utf-8"))}
+    assert experiment_of(line).to_dict()["ac"] == usual
+    assert point_of(f"{line} microbatches=3").resolved["ac"] == {**usual, "digest": None}
+    asked = experiment_of(f"{line} ac.module_classes=[Block]").to_dict()["ac"]
+    assert asked == {**usual, "module_classes": ["Block"]}
 
 
 def test_options_of_a_compiler_are_part_of_the_address() -> None:
