@@ -267,7 +267,8 @@ class ByName(ActivationCheckpointing):
         """
         region.refuse_enclosed(model)
         found = blocks.find_blocks(model, layers_fqn=self.layers_fqn, module_classes=self.module_classes)
-        self._check_blocks(model, found)
+        if not blocks.is_stage(model):  # a name may be of blocks that another stage has
+            self._check_blocks(model, found)
         rules = {fqn: self._rules(block) for fqn, block in found.items()}
         for fqn, block in found.items():
             modules = dict(blocks.plain_named_modules(block))

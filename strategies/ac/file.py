@@ -79,7 +79,7 @@ class File(ActivationCheckpointing):
             policy = policy_files.of_text(self.path, text, "ac.path")
         found = blocks.find_blocks(model, layers_fqn=self.layers_fqn, module_classes=self.module_classes)
         region.refuse_own_forward(found)
-        if not any(isinstance(each, blocks.AbsentBlock) for each in model.modules()):  # a whole model
+        if not blocks.is_stage(model):
             policy.check(found)
             if sample and any(each.is_meta for each in model.parameters()):  # before a rank starts
                 self._check_operators(policy, model, sample)

@@ -40,6 +40,11 @@ class AbsentBlock(nn.Module):
     """Stands in a container for a block that a stage of a pipeline does not have: it is no block."""
 
 
+def is_stage(model: nn.Module) -> bool:
+    """Say whether a model is a part of one, whose other blocks are on other stages of a pipeline."""
+    return any(isinstance(each, AbsentBlock) for each in model.modules())
+
+
 def find_blocks(
     model: nn.Module, *, layers_fqn: str, module_classes: tuple[str, ...]
 ) -> dict[str, nn.Module]:

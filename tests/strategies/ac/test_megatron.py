@@ -14,6 +14,7 @@ from torch import nn
 from strategies import StrategyError
 from strategies.ac.megatron import Megatron
 from strategies.ac.modules import Modules
+from strategies.regions.blocks import AbsentBlock
 from tests.parity.cases import MODELS
 from tests.strategies.meters import Measured, measure
 
@@ -123,6 +124,13 @@ def test_a_label_frees_the_same_in_every_model(name: str, labels: tuple[str, ...
     found, measured = trained(name, *labels)
     assert all(map(torch.equal, plain, found))
     assert without.saved_bytes - measured.saved_bytes == freed
+
+
+def test_a_stage_may_lack_the_blocks_that_a_label_is_of() -> None:
+    make, layers = MADE["deepseek"]
+    model: Any = make()
+    model.model.model.layers[1] = AbsentBlock()  # the first is dense
+    assert Megatron(layers_fqn=layers, modules=("moe",)).apply(model) is model
 
 
 def test_a_discarded_norm_is_that_of_names() -> None:
