@@ -274,7 +274,7 @@ class ByName(ActivationCheckpointing):
             modules = dict(blocks.plain_named_modules(block))
             region.refuse_own_forward({f"{fqn}.{name}": modules[name] for name in rules[fqn] if name})
             region.refuse_own_forward({fqn: block})
-        named_fates.enclose(found, rules, named=self._named_operators())
+        named_fates.enclose(found, rules, matched=self._named_modules(), named=self._named_operators())
         return model
 
     def check_compilation(self, order: str, scope: str) -> None:  # noqa: ARG002 (blocks and models alike)
@@ -300,6 +300,10 @@ class ByName(ActivationCheckpointing):
     def _rules(self, block: nn.Module) -> Mapping[str, Rules]:
         """Return the rules inside a block, as `named_fates.enclose` takes them."""
         raise NotImplementedError
+
+    def _named_modules(self) -> Sequence[str]:
+        """Return the patterns of modules, with all that is in them, that the configuration has."""
+        return ()
 
     def _named_operators(self) -> Sequence[str]:
         """Return the patterns of operators that the configuration has."""

@@ -101,6 +101,10 @@ class Modules(ByName):
             is_single = operator != EVERY_OPERATOR and fate is Fate.RECOMPUTE
             yield operator, Fate.DISCARD if is_single else fate
 
+    def _named_modules(self) -> Sequence[str]:
+        every = (entry for option in _FATES for entry in self._entries(option))
+        return tuple(dict.fromkeys(module for module, operator in every if operator == EVERY_OPERATOR))
+
     def _named_operators(self) -> Sequence[str]:
         every = (operator for option in _FATES for _, operator in self._entries(option))
         return tuple(dict.fromkeys(operator for operator in every if operator != EVERY_OPERATOR))

@@ -70,9 +70,9 @@ class Place:
     Fields:
         base: rules of what is made in no module with rules of its own; that of all operators is last.
         ledger: the host copies of the model.
-        named: patterns of operators that a person has given.
+        named: patterns of modules and operators that a person has given.
         modules: the modules with rules that forward is in, the innermost last.
-        fired: patterns of operators that have matched, in any step.
+        fired: patterns that have matched, those of operators in any step.
     """
 
     base: Rules
@@ -149,6 +149,7 @@ def enclose(
     found: Mapping[str, nn.Module],
     rules: Mapping[str, Mapping[str, Rules]],
     *,
+    matched: Iterable[str] = (),
     named: Iterable[str] = (),
 ) -> None:
     """Put regions around blocks and around their modules that have rules, in place.
@@ -157,11 +158,17 @@ def enclose(
         found: the blocks by FQN.
         rules: rules by FQN of the block and by names of modules inside it; those of the block itself are of
             `""`, and the last of these is of every operator.
+        matched: patterns of modules that a person has given, which the record has with `named`; they match.
         named: patterns of operators of which the record says whether they have matched.
     """
-    ledger, shown = HostLedger(), tuple(named)
+    ledger, modules_shown, operators_shown = HostLedger(), tuple(matched), tuple(named)
     for fqn, block in found.items():
-        place = Place(base=rules[fqn][""], ledger=ledger, named=shown)
+        place = Place(
+            base=rules[fqn][""],
+            ledger=ledger,
+            named=(*modules_shown, *operators_shown),
+            fired=set(modules_shown),
+        )
         modules = dict(blocks.plain_named_modules(block))
         for name, each in rules[fqn].items():
             if not name:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from harness.records.verdict import idle_because
 from strategies import Observation, StrategyError
 from strategies.ac.modules import Modules
 from tests.parity.cases import MODELS
@@ -83,7 +84,18 @@ def test_an_operator_that_never_runs_is_told_and_so_are_moved_bytes() -> None:
     train_step(model)
     moved = 3 * 2 * (NORM + D)  # three blocks, 16 tokens
     assert strategy.observe(model) == Observation(
-        named=("aten.gelu*", "aten.silu*"), never_fired=("aten.silu*",), offloaded_bytes=moved
+        named=("norm", "aten.gelu*", "aten.silu*"), never_fired=("aten.silu*",), offloaded_bytes=moved
+    )
+
+
+def test_modules_that_free_bytes_are_not_idle_where_an_operator_never_runs() -> None:
+    model = applied(discard=["norm", "::aten.silu*"])
+    train_step(model)
+    seen = Modules(discard=("norm",)).observe(model)
+    assert seen.never_fired == ("aten.silu*",)
+    assert (
+        idle_because(named=seen.named, never_fired=seen.never_fired, has_acted=True, freed_nothing=None)
+        is None
     )
 
 
