@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from harness.measure.gloo.wait import settled_collectives
 from strategies import StrategyError, ac_variants, eager_variants
 from strategies.ac.budget import Budget
+from strategies.ac.modules import Modules
 from strategies.budget.eager.block_tape import BlockTape, Fates
 from strategies.budget.plan import BlockPlan, Value
 from strategies.regions.host_copies import HostLedger
@@ -61,6 +62,19 @@ def compare(_rank: int, mesh: str, order: str, variant: str) -> list[str]:
 def offloaded_bytes(_rank: int, mesh: str, order: str) -> int:
     """Return the bytes that this rank moves under offload."""
     return _step(mesh, order, "offload")[1]
+
+
+def unit_inside(_rank: int) -> list[str]:
+    """Return what differs where a block's operators run again whose weights are of a unit inside of it."""
+    models = (toy(), Modules(layers_fqn="layers", discard=("up",)).apply(toy()))
+    for model in models:
+        for block in model.layers:
+            fully_shard(block.up)
+        _fsdp2(model, reshard_after_forward=True)
+    plain, found = (train_step(model) for model in models)
+    for step in (plain, found):
+        step.gradients.update({name: each.to_local() for name, each in step.gradients.items()})
+    return differences(plain, found)
 
 
 def first_call(_rank: int, mesh: str) -> str:

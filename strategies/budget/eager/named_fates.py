@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.fsdp import FSDPModule
 
 from strategies.base import Observation
 from strategies.budget.eager.block_tape import Address, BlockTape, Fates, StorageHome
@@ -138,6 +139,7 @@ class NamedBlock:
             tape.finish()
         finally:
             tape.close()
+        _gather_before_backward(module, results)
         return results
 
     def observe(self) -> Observation:
@@ -175,6 +177,23 @@ def enclose(
                 continue
             region.enclose(modules[name], NamedModule(place=place, rules=each), holds_call=False)
         region.enclose(block, NamedBlock(fqn=fqn, place=place), holds_call=False)
+
+
+def _gather_before_backward(module: nn.Module, results: Any) -> None:
+    """Let units of FSDP2 inside a block have their weights when its backward begins.
+
+    Backward gathers those of a unit when a gradient comes to what the unit gave. Operators may run again
+    before that, and they run without the module, whose hooks gather in a recomputation of modules.
+    """
+    units = [each for each in module.modules() if isinstance(each, FSDPModule) and each is not module]
+
+    def gather(_gradient: Tensor) -> None:
+        for unit in units:
+            unit.unshard()
+
+    for result in tensors_in(results) if units else ():
+        if result.requires_grad:
+            result.register_hook(gather)
 
 
 class _ResultsOf(AbstractSet[Address]):

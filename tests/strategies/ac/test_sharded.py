@@ -14,6 +14,7 @@ from tests.strategies.sharded_ranks import (
     offloaded_bytes,
     refusal,
     tape_of_a_collective,
+    unit_inside,
 )
 from tests.strategies.toys import toy, train_step
 
@@ -63,3 +64,7 @@ def test_a_budget_plans_at_the_first_call_of_whole_tensors_alone(
 
 def test_a_kept_result_of_a_collective_is_settled(pool2: RankPool) -> None:
     assert pool2.run(tape_of_a_collective) == [True, True]
+
+
+def test_operators_run_again_with_the_weights_of_a_unit_inside_a_block(pool2: RankPool) -> None:
+    assert pool2.run(unit_inside) == [[], []]
