@@ -9,11 +9,13 @@ from typing import Any
 from deepspeed.runtime.activation_checkpointing import checkpointing
 from torch import nn
 
+from strategies.regions import blocks
+
 
 def switch_on(model: nn.Module, *, layers_fqn: str, use_reentrant: bool) -> None:
     """Let each block of a container run in the function that DeepSpeed's pipelines call for their layers."""
     function = checkpointing.checkpoint if use_reentrant else checkpointing.non_reentrant_checkpoint
-    for block in model.get_submodule(layers_fqn).children():
+    for block in blocks.children_of(model, layers_fqn).values():
         block.forward = partial(_checkpointed, function, block.forward)  # type: ignore[method-assign]
 
 
