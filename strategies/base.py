@@ -192,6 +192,11 @@ class Strategy:
         return False
 
     @property
+    def unsplittable(self) -> str:
+        """The name of what recomputes a region once, in a backward of one piece; empty where parts suit."""
+        return ""
+
+    @property
     def step_planner(self) -> PlansFromStep | None:
         """The strategy itself, where its plan is made of a step that the plain model takes."""
         return None

@@ -516,8 +516,9 @@ class Experiment(Recipe):
         if getattr(self.ac, "use_reentrant", False):
             problem = f"true does not suit {schedule}, which asks for gradients of inputs by autograd.grad"
             raise ConfigError("ac.use_reentrant", f"{problem}; use {options}")
-        if name_of(self.ac) == "torch_remat" or getattr(self.ac, "has_remat_regions", False):
-            problem = f"torch_remat does not suit {schedule}, whose two parts of a backward ask it twice"
+        if self.ac.unsplittable:
+            who = self.ac.unsplittable
+            problem = f"{who} does not suit {schedule}, whose two parts of a backward ask it twice"
             raise ConfigError("ac", f"{problem}: it recomputes a region once; use {options}, or ac=full")
         if self.mesh.is_sharded and self.mesh.reshard_after_forward:
             problem = (

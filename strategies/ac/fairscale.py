@@ -35,6 +35,11 @@ class Fairscale(OfLibrary):
     layers_fqn: str = ""
     offload_to_cpu: bool = False
 
+    @property
+    def unsplittable(self) -> str:
+        """The name of the library, whose backward takes no `torch.autograd.grad`."""
+        return "fairscale"
+
     def changed(self, model: nn.Module) -> Any:
         """Return what fairscale makes of `model`.
 

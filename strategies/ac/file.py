@@ -87,9 +87,9 @@ class File(ActivationCheckpointing):
         return model
 
     @property
-    def has_remat_regions(self) -> bool:
-        """True if torch-remat carries the file out."""
-        return policy_files.is_of_regions(self.path)
+    def unsplittable(self) -> str:
+        """The name of torch-remat, where that carries the file out."""
+        return "torch_remat" if policy_files.is_of_regions(self.path) else ""
 
     def call_site(self, model: nn.Module) -> RegionCallSite:  # noqa: ARG002 (refused whatever the model)
         """Refuse: a file changes a model, or says what stays of blocks.

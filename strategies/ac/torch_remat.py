@@ -75,6 +75,11 @@ class TorchRemat(ActivationCheckpointing):
             _remat().keep(block, self._kept(block), outer)
         return enclosed
 
+    @property
+    def unsplittable(self) -> str:
+        """The name of the variant."""
+        return "torch_remat"
+
     def check_compilation(self, order: str, scope: str) -> None:  # noqa: ARG002 (blocks and models alike)
         """Refuse modules to keep inside compiled code that a region holds: torch-remat does not meet them.
 

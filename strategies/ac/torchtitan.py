@@ -57,6 +57,11 @@ class Torchtitan(OfLibrary):
             raise StrategyError("ac.force_recompute_mm_shapes_by_fqns", problem)
         object.__setattr__(self, "force_recompute_mm_shapes_by_fqns", tuple(names))
 
+    @property
+    def unsplittable(self) -> str:
+        """The name of the policy that is torch's selective checkpoint."""
+        return "torchtitan's SelectiveAC" if self.policy == "selective" else ""
+
     def changed(self, model: nn.Module) -> Any:
         """Return what the policy makes of `model`.
 

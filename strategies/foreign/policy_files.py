@@ -138,7 +138,11 @@ class _OfTorch:
     def enclose(self, found: Mapping[str, nn.Module]) -> None:
         for block in found.values():
             made = recomputation.Recomputation(
-                preserve_rng_state=True, early_stop=True, use_reentrant=False, policy=self.function
+                preserve_rng_state=True,
+                early_stop=True,
+                use_reentrant=False,
+                policy=self.function,
+                split_backward="hold",
             )
             region.enclose(block, made)
 

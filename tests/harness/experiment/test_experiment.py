@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -11,6 +12,7 @@ from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment, Recipe, name_of
 from harness.records.store import trial_id
 from strategies import ac_variants, shard_variants
+from strategies.foreign import variant
 from strategies.written.loaded_file import digest_of
 from tests.harness.composing import experiment_of, point_of, refusal_of, rows
 from tests.strategies.installed import ABSENT
@@ -402,3 +404,19 @@ def test_the_tolerance_of_a_compiler(line: str, relative: float | None) -> None:
 )
 def test_orders_of_ac_and_compilation_that_cannot_be(line: str, message: str) -> None:
     assert refusal_of(f"compile=aot_eager {line}") == message
+
+
+@pytest.mark.parametrize(
+    ("library", "who"), [("fairscale", "fairscale"), ("torchtitan", "torchtitan's SelectiveAC")]
+)
+def test_libraries_that_recompute_once_are_refused_for_a_split_backward(library: str, who: str) -> None:
+    line = "mesh=pp2 mesh.pp_schedule=zbv microbatches=4 model=llama_nano"
+    with mock.patch.object(variant, "find_spec", return_value=object()):
+        ac = ac_variants[library](layers_fqn="layers")  # type: ignore[call-arg]
+    assert dataclasses.replace(experiment_of(f"{line} mesh.pp_split_backward=false"), ac=ac).ac is ac
+    with pytest.raises(ConfigError) as error:
+        dataclasses.replace(experiment_of(line), ac=ac)
+    assert str(error.value) == (
+        f"ac: {who} does not suit zbv, whose two parts of a backward ask it twice: it recomputes a region "
+        "once; use mesh.pp_split_backward=false or mesh.pp_schedule=1f1b, or ac=full"
+    )

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,12 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining._backward import stage_backward_input
 from torch.nn import functional
+from torch.utils.checkpoint import CheckpointPolicy
 
 from bench.peers.split_backward import Block, Measured, Stage, Watch, are_equal, step, variants
 from strategies.ac.full import Full
 from strategies.ac.nested import Nested
 from strategies.ac.selective_op import SelectiveOp
 from strategies.base import StrategyError
+from strategies.foreign import policy_files
 
 FULL, SELECTIVE = partial(Full, layers_fqn="layers"), partial(SelectiveOp, layers_fqn="layers")
 linear = nn.Linear
@@ -218,6 +221,22 @@ def test_selective_checkpoint_of_torch_raises_where_ours_runs() -> None:
     stage = Stage([Block(64, 0.0)])
     with pytest.raises(RuntimeError, match="Trying to backward an extra time"):
         step("", variants()["torch's selective checkpoint"], stage, torch.randn(2, 32, 64))
+
+
+def test_a_policy_of_torch_is_asked_in_one_recomputation() -> None:
+    def saves_products(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+        is_saved = operator is torch.ops.aten.addmm.default
+        return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def under_policy(stage: Stage) -> Stage:
+        policy = policy_files.of_function("mine.py", saves_products, "ac.path")
+        policy.enclose(dict(stage.layers.named_children()))
+        return stage
+
+    _, plain = measured(None, Residual)
+    found, gradients = measured(SimpleNamespace(apply=under_policy), Residual)
+    assert are_equal(gradients, plain)
+    assert (found.input_forwards, found.weight_forwards, found.left_bytes) == (1, 0, 0)
 
 
 class Twice(Custom):
