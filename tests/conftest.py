@@ -140,7 +140,6 @@ REPEATED: dict[str, tuple[str, ...]] = {
     ),
     "tests/parity/test_chunks.py::test_chunks_are_neutral": (
         "mlp-budget-single-full-0.1-bf16",  # was wrong once
-        "mlp-budget-single-none",
         "mlp-minimum-shard2-offload",
     ),
     "tests/parity/test_matrix.py::test_is_bitwise_neutral[": (
@@ -350,6 +349,8 @@ REPEATED: dict[str, tuple[str, ...]] = {
         *("fused attention of heads", "triangle"),
     ),
     "tests/strategies/chunk/planning/test_training_schedules.py::test_accepted_budgets": ("pictures",),
+    "tests/strategies/chunk/planning/test_batch_schedules.py::test_a_batch_of_pictures": ("[0.3",),
+    "tests/strategies/chunk/test_budget.py::test_a_shorter_input": ("[0.5]", "[2]"),
     "tests/strategies/chunk/planning/test_chunk_plan.py::test_every_accepted_budget": (
         *("fused attention of heads", "a mask of places", "pictures"),
     ),
