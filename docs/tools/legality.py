@@ -104,6 +104,7 @@ def page_of(paths: Sequence[Path], everything: Iterable[Cell]) -> str:
         _HEAD.format(links=links),
         f"## Counts\n\n{' '.join([f'{machine}.', *again])}\n\n{_counts(content, ran, measured)}\n",
         f"## Cells that ran\n\n{_by_place(ran)}\n",
+        *_unmeasured(by_words.values(), ran),
         f"## Known bad\n\n{_known_bad(ran)}\n",
         f"## Refused before anything runs\n\n{_refused(results)}\n",
         f"## Unexpected\n\n{_unexpected(unexpected(results['ran'], by_words))}\n",
@@ -182,6 +183,14 @@ def _by_place(ran: list[tuple[Cell, str]]) -> str:
         for variant, compiler, order in sorted({_row(cell) for cell, _ in ran}, key=str)
     ]
     return markdown(("variant", "compile", *(f"`{mesh}`" for mesh in meshes)), rows)
+
+
+def _unmeasured(everything: Iterable[Cell], ran: list[tuple[Cell, str]]) -> list[str]:
+    """Return a sentence about variants that the test has and no kept file; none where there are no such."""
+    measured = {_row(cell)[0] for cell, _ in ran}
+    names = sorted({_row(cell)[0] for cell in everything} - measured)
+    listed = ", ".join(f"`ac={name}`" for name in names)
+    return [f"The test has cells of {listed} too: what is kept is older.\n"] if names else []
 
 
 def _row(cell: Cell) -> tuple[str, str, str | None]:

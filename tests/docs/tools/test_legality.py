@@ -88,6 +88,7 @@ def test_every_judgement_is_counted_where_it_stands(tmp_path: Path) -> None:
 
 def test_what_is_unexpected_is_listed(tmp_path: Path) -> None:
     told = _page(tmp_path, _content(redrawn="neutral", compiled="neutral"))
+    assert "The test has cells of `ac=full chunk=tiles` too: what is kept is older." in told.splitlines()
     assert f"* `{REDRAWN.words}`: neutral; gallery 11 says that it differs" in told
 
 

@@ -15,8 +15,9 @@ class Quantised(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         weight = linear().weight.detach()
-        self.register_buffer("scale", weight.abs().amax() / 127)
-        self.register_buffer("whole", (weight / self.scale).round().to(torch.int8))
+        scale = weight.abs().amax() / 127
+        self.register_buffer("scale", scale)
+        self.register_buffer("whole", (weight / scale).round().to(torch.int8))
         self.down, self.up = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, WIDTH, bias=False)
 
     def forward(self, x: torch.Tensor) -> Any:

@@ -24,21 +24,25 @@ def make() -> nn.Module:
     return Blocks(Block(), Block())
 
 
-def discard(norm: nn.Module, inputs: Any, out: torch.Tensor, result: torch.Tensor) -> None:
+def discard(norm: Any, linear: Any) -> None:
+    made: dict[str, Any] = {}
+
     def fill(_: torch.Tensor) -> None:
         with torch.no_grad():
-            again = norm.forward(*inputs).untyped_storage()
-        out.untyped_storage().resize_(again.nbytes()).copy_(again)
+            again = norm.forward(*made["inputs"]).untyped_storage()
+        made["output"].untyped_storage().resize_(again.nbytes()).copy_(again)
 
-    out.untyped_storage().resize_(0)
-    result.register_hook(fill)
+    def free(*call: Any) -> None:
+        made["output"].untyped_storage().resize_(0)
+        call[-1].register_hook(fill)
+
+    norm.register_forward_hook(lambda _, inputs, output: made.update(inputs=inputs, output=output))
+    linear.register_forward_hook(free)
 
 
 def variant(model: nn.Module) -> nn.Module:
     for block in model.get_submodule("blocks").children():
-        made: list[Any] = []
-        block.norm.register_forward_hook(lambda *call, made=made: made.__setitem__(slice(None), call))
-        block.linear.register_forward_hook(lambda *call, made=made: discard(*made, call[-1]))
+        discard(block.norm, block.linear)
     return model
 
 
