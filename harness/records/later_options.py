@@ -47,7 +47,9 @@ def without_models_blocks(ac: Mapping[str, Any], layers_fqn: str | None) -> dict
         ac: the options, with the name of the variant.
         layers_fqn: container of the model's blocks.
     """
-    usual = {"layers_fqn": layers_fqn, "module_classes": []} if ac.get("name") == "file" else {}
+    usual: dict[str, Any] = (
+        {"layers_fqn": layers_fqn, "module_classes": []} if ac.get("name") == "file" else {}
+    )
     return {
         option: value
         for option, value in ac.items()

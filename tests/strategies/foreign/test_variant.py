@@ -105,7 +105,7 @@ def test_blocks_of_other_stages_stay_as_they_are(module: str) -> None:
     ):
         sys.modules.pop(calls, None)  # another test may have imported it with the library
         import_module(calls)
-        ac_variants[library](layers_fqn="layers", **options).apply(model)
+        ac_variants[library](**options, layers_fqn="layers").apply(model)  # type: ignore[call-arg]
         del sys.modules[calls]
     given = torch.ones(2, 4, WIDTH, requires_grad=True)
     model.layers[0].given = given
