@@ -108,9 +108,9 @@ class HFSpec(LanguageModelSpec):
         found: bool = _transformers().drops_out(self._config())
         return found
 
-    def remarks(self) -> tuple[str, ...]:
-        """Return which experts run."""
-        found: tuple[str, ...] = _transformers().remarks(self._config())
+    def remarks(self, ep: int) -> tuple[str, ...]:
+        """Return how experts run."""
+        found: tuple[str, ...] = _transformers().remarks(self._config(), ep)
         return found
 
     def replaced(self) -> tuple[str, ...]:

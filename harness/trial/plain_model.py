@@ -80,7 +80,7 @@ class PlainModel:
             computes_in=made_model.dtype_name(self.precision.computes_in(self.model)),
             changed=dict(self.changed),
             inputs=inputs,
-            remarks=(*spec.remarks(), *self._questions(experiment)),
+            remarks=(*spec.remarks(experiment.mesh.ep), *self._questions(experiment)),
             replaced=(*spec.replaced(), *([STILL] if is_still else [])),
         )
 

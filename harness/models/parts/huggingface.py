@@ -181,10 +181,12 @@ def image_batch(config: PretrainedConfig, head: str | None, count: int, random: 
     return _called_with(config, head, {"pixel_values": images}, classes)
 
 
-def remarks(config: PretrainedConfig) -> tuple[str, ...]:
-    """Return what was decided about the model of `config`."""
+def remarks(config: PretrainedConfig, ep: int) -> tuple[str, ...]:
+    """Return what was decided about the model of `config`, whose experts `ep` ranks share."""
     if not _has_experts(config):
         return ()
+    if ep > 1:
+        return (f"experts_implementation is that of mesh.ep={ep}; with 1 model.overrides can name another",)
     used = config._experts_implementation  # noqa: SLF001 (no public name)
     why = ", which runs in every dtype on every device" if used == "eager" else ""
     return (f"experts_implementation is {used}{why}; model.overrides can name another",)

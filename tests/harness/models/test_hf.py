@@ -123,26 +123,34 @@ def test_every_kind_of_model_is_trained(make_spec: MakeSpec, batch: Batch, confi
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "ep", "said"),
     [
         pytest.param(
             {},
+            1,
             "experts_implementation is eager, which runs in every dtype on every device; model.overrides can "
             "name another",
             id="what runs everywhere",
         ),
         pytest.param(
             {"experts_implementation": "batched_mm"},
+            1,
             "experts_implementation is batched_mm; model.overrides can name another",
             id="what is asked for",
         ),
+        pytest.param(
+            {},
+            2,
+            "experts_implementation is that of mesh.ep=2; with 1 model.overrides can name another",
+            id="what ranks share",
+        ),
     ],
 )
-def test_what_was_decided_is_said(make_spec: MakeSpec, overrides: dict[str, str], said: str) -> None:
+def test_what_was_decided_is_said(make_spec: MakeSpec, overrides: dict[str, str], ep: int, said: str) -> None:
     spec = make_spec(
         "hf", config_class="MixtralConfig", layers_fqn="model.layers", overrides=overrides, **SMALL
     )
-    assert spec.remarks() == (said,)
+    assert spec.remarks(ep) == (said,)
 
 
 _GPT2 = (
