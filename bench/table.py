@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
+from rich.markup import escape
 from rich.table import Table
 
 Column: TypeAlias = str | Callable[[Any], str]
@@ -35,7 +36,7 @@ def table_of(
         is_numeric = all(_is_number(cells[index]) for cells in texts)
         made.add_column(heading, justify="right" if is_numeric else "left")
     for cells in texts:
-        made.add_row(*cells)
+        made.add_row(*map(escape, cells))
     return made
 
 
