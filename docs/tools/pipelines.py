@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ def schedule_table() -> str:
             if cell.schedule == schedule and not row["ending"].startswith("refused"):
                 lines.append(f"| `{schedule}` | {_variant(cell)} | {_costs(row)} | {_verdict(cell, row)} |")
     written = "Written by `python -m docs.tools.readme --only pipelines`"
-    return "\n".join([*lines, "", f"{written} from {_link(path)}."])
+    return "\n".join([*lines, "", f"{written} from {link(path)}."])
 
 
 def places_table() -> str:
@@ -46,22 +46,21 @@ def places_table() -> str:
     by_words = {(cell.variant, cell.place): (cell, row) for cell, row in rows.items()}
     for variant in variants:
         found = [by_words.get((variant, place)) for place in places]
-        shown = ["-" if each is None else _judged(*each, reasons) for each in found]
+        shown = ["-" if each is None else judged(*each, reasons) for each in found]
         lines.append(f"| `{variant.removeprefix('ac=')}` | " + " | ".join(shown) + " |")
-    numbered = [f"{number}. {reason}" for number, reason in enumerate(reasons, 1)]
-    return "\n".join([*lines, "", *numbered, "", f"Measured: {_link(path)}."])
+    return "\n".join([*lines, "", *numbered(reasons), "", f"Measured: {link(path)}."])
 
 
-def _judged(cell: Cell, row: Mapping[str, Any], reasons: dict[str, None]) -> str:
+def judged(cell: Cell, row: Mapping[str, Any], reasons: dict[str, None]) -> str:
     """Return a cell of the table; a refusal has the number of its reason, which is added."""
-    judged, rule = judgement(cell, row["ending"]), known_bad(cell)
-    if judged == "refused":
+    word, rule = judgement(cell, row["ending"]), known_bad(cell)
+    if word == "refused":
         reason = row["ending"].removeprefix("refused: ")
         reasons.setdefault(reason)
         return f"refused ({list(reasons).index(reason) + 1})"
-    if rule is not None and judged == "known bad":
+    if rule is not None and word == "known bad":
         return _known_bad(rule.entry)
-    return judged
+    return word
 
 
 def _known_bad(entry: str) -> str:
@@ -94,5 +93,11 @@ def _short(place: str) -> str:
     return place.removeprefix("mesh=").replace(" mesh.", " ").replace("pp_schedule=", "").replace("fsdp=", "")
 
 
-def _link(path: Path) -> str:
+def numbered(reasons: Iterable[str]) -> list[str]:
+    """Return the list of the reasons that a table names by their numbers."""
+    return [f"{number}. {reason}" for number, reason in enumerate(reasons, 1)]
+
+
+def link(path: Path) -> str:
+    """Return the link to a kept file from a page."""
     return f"[{path.name}](results/{path.name})"

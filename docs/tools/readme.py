@@ -19,6 +19,7 @@ from pathlib import Path
 
 from docs.tools.compatibility import compatibility_tables
 from docs.tools.keep import KEPT, commits
+from docs.tools.meshes import repeats_table
 from docs.tools.pipelines import schedule_table
 from harness.records.record import Record
 from harness.report.content.terminal_table import sheet
@@ -43,7 +44,7 @@ _SHOWN = (
 def main() -> int:
     """Rewrite the pages."""
     parser = argparse.ArgumentParser(description=__doc__)
-    names = ("demo", "variants", "nested", "compat", "pipelines", "results")
+    names = ("demo", "variants", "nested", "compat", "pipelines", "meshes", "results")
     parser.add_argument("--only", choices=names, help="leave the others as they are")
     only = parser.parse_args().only
     chosen = names if only is None else (only,)
@@ -170,6 +171,7 @@ PARTS: tuple[tuple[str, str, str, Callable[[], str]], ...] = (
     ("nested", "docs/nested.md", "nested", nested_table),
     ("compat", "docs/compatibility.md", "compat", compatibility_tables),
     ("pipelines", "docs/pipelines.md", "schedules", schedule_table),
+    ("meshes", "docs/meshes.md", "repeats", repeats_table),
     ("results", "docs/results/README.md", "ages", age_table),
 )
 """Option of `--only`, page, marks, and what stands between them."""
