@@ -18,7 +18,7 @@ from harness.trial.distance import measured_bound, unbounded
 CPU = torch.device("cpu")
 SMALL = ("sequence_length=32", "mesh.device=cpu", "optimizer=sgd")
 MODELS = {
-    "gpt": ("model=gpt_nano", "model.dropout=0.1", "batch_size=32"),
+    "gpt": ("model=gpt_nano", "model.dropout=0.1", "batch_size=8"),
     "llama": ("model=llama_nano", "batch_size=32"),
     "vit": ("model=vit_nano", "batch_size=16"),
 }
