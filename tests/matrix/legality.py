@@ -180,6 +180,11 @@ def _budget_draws_anew(cell: Cell) -> bool:
     return cell.variant == "compiler_budget" and cell.dropout > 0
 
 
+def _leaves_autocast(cell: Cell) -> bool:
+    """Whether a package recomputes without the autocast that forward has where FSDP casts nothing."""
+    return cell.variant in EXTRAS and cell.dtype == "bf16_mixed" and cell.mesh in ("single", "ddp2", "tp2")
+
+
 KNOWN_BAD = (
     KnownBad(
         name="dropout is drawn anew without the random numbers of forward",
@@ -192,6 +197,13 @@ KNOWN_BAD = (
         entry="n26_memory_budget_redraws_dropout",
         link="https://github.com/pytorch/pytorch/issues/190758",
         holds=_budget_draws_anew,
+    ),
+    KnownBad(
+        name="the package recomputes without the autocast of the CPU",
+        entry="n34_own_recomputation_without_autocast",
+        link="https://github.com/facebookresearch/fairscale/blob/v0.4.13/fairscale/nn/checkpoint/"
+        "checkpoint_activations.py",
+        holds=_leaves_autocast,
     ),
 )
 """What cells are expected to do wrong; the first rule that holds counts."""
