@@ -28,7 +28,7 @@ def read_text(path: Path, most_bytes: int = MOST_BYTES) -> str:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"it is larger than {most_bytes // 2**20} MiB", str(path))
-    return content.decode("utf-8")
+    return content.decode("utf-8-sig")  # some editors begin a file with a mark of its encoding
 
 
 def write_text(path: Path, text: str) -> None:

@@ -498,8 +498,8 @@ class Experiment(Recipe):
             name for name, each in eager_variants.items() if each.step_planner is Strategy.step_planner
         ]
         for name in self.stage_ac:
-            if not isinstance(name, str) or name not in planless:
-                problem = f"must be of {', '.join(planless)}, got {name!r}"
+            if not isinstance(name, str) or name not in (own, *planless):
+                problem = f"must be of {', '.join(dict.fromkeys((own, *planless)))}, got {name!r}"
                 remedy = "; ac=budget plans for each stage, without stage_ac" if name == "budget" else ""
                 raise ConfigError("stage_ac", f"{problem}{remedy}")
         if own == "none" or own not in self.stage_ac:

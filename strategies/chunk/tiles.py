@@ -26,7 +26,7 @@ class Tiles(Chunking):
     Recomputed: in backward, their operators, once, but for products that nobody reads.
 
     Fields:
-        tiles: number of tiles, >= 2, by patterns of names of modules inside a block: `{*.mlp: 4}`.
+        tiles: number of tiles, >= 2, by patterns of names of modules inside a block: `{feed_forward: 4}`.
 
     Source: Bekman et al. 2025, arXiv:2506.13996, section 3.1 (sequence tiling).
     """
@@ -38,7 +38,7 @@ class Tiles(Chunking):
         given: Any = self.tiles
         if not isinstance(given, Mapping) or not given:
             problem = f"must be a mapping from patterns of modules to numbers of tiles, got {given!r}"
-            raise StrategyError("chunk.tiles", f"{problem}; for example {{*.mlp: 4}}")
+            raise StrategyError("chunk.tiles", f"{problem}; for example {{feed_forward: 4}}")
         for pattern, count in given.items():
             if type(count) is not int or count < 2:  # noqa: PLR2004 (one is none)
                 raise StrategyError("chunk.tiles", f"must be at least 2 for {pattern!r}, got {count!r}")

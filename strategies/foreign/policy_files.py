@@ -185,8 +185,9 @@ class _RematRegions:
     def check(self, found: Mapping[str, nn.Module]) -> None:
         for fqn, names in self.of.items():
             if fqn not in found:
-                problem = f"{fqn!r} is no block of the model; {selectors.nearest(fqn, found)}"
-                raise StrategyError(self.where, problem)
+                known = ", ".join(map(repr, list(found)[:3])) if "*" in fqn else ""
+                near = f"give blocks one by one, such as {known}" if known else selectors.nearest(fqn, found)
+                raise StrategyError(self.where, f"{fqn!r} is no block of the model; {near}")
             inside = selectors.inside(found[fqn])
             for name in names:
                 if name not in inside:

@@ -58,6 +58,8 @@ def refuse_unmatched(
         if matching([pattern], names):
             continue
         near = difflib.get_close_matches(pattern.strip("*."), names, n=3, cutoff=0.3)
-        words = ", ".join(repr(name) for name in near or names[:6]) or "none"
+        # without a likeness, what stands directly in a block says most
+        near = near or sorted(names, key=lambda name: name.count("."))[:6]
+        words = ", ".join(map(repr, near)) or "none"
         problem = f"{pattern!r} matches no module inside a block; the nearest: {words}"
         raise StrategyError(where, problem)

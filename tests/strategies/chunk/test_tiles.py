@@ -54,7 +54,7 @@ def test_parity_within_the_tolerance_and_predicted_bytes(pool2: RankPool, mesh: 
         pytest.param(
             Tiles,
             "chunk.tiles: must be a mapping from patterns of modules to numbers of tiles, got None; "
-            "for example {*.mlp: 4}",
+            "for example {feed_forward: 4}",
             id="nothing",
         ),
         pytest.param(
@@ -65,7 +65,7 @@ def test_parity_within_the_tolerance_and_predicted_bytes(pool2: RankPool, mesh: 
         pytest.param(
             lambda: tiled("llama", {"upp": 4}),
             "chunk.tiles: 'upp' matches no module inside a block; the nearest: 'attention_norm', "
-            "'attention', 'attention.wq', 'attention.wk', 'attention.wv', 'attention.wo'",
+            "'attention', 'feed_forward_norm', 'feed_forward', 'dropout', 'attention.wq'",
             id="no such module",
         ),
         pytest.param(
