@@ -221,7 +221,7 @@ def _warm_up(mesh: Mesh, trainee: Assembled, batch: Callable[[int], Batch]) -> N
     if is_replicated or trainee.pipeline is None:
         warm_up(trainee, batch, steps=UNMEASURED_STEPS if is_replicated else UNMEASURED_STEPS - 1)
         return
-    trainee.pipeline.rehearse(batch(0).parts()[0], trainee.autocast)
+    trainee.pipeline.rehearse(batch(0).parts()[0], trainee.loss, trainee.autocast)
     trainee.update()
 
 

@@ -134,7 +134,12 @@ class Pipeline:
         finally:
             self._parts, self._watcher = (), Watcher()
 
-    def rehearse(self, part: Batch, around: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
+    def rehearse(
+        self,
+        part: Batch,
+        loss: LossFunction,
+        around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
         """Make the state that a step leaves, at less cost: nothing is sent, and the schedule does not run.
 
         Each stage of this rank runs forward and backward of a micro-batch, for the lazy state of its modules.
@@ -142,6 +147,7 @@ class Pipeline:
 
         Args:
             part: the micro-batch.
+            loss: as of `step`.
             around: as of `step`.
         """
         name = "_initialize_stages" if hasattr(self._schedule, "_initialize_stages") else "_initialize_stage"
@@ -150,7 +156,7 @@ class Pipeline:
             taken = (self._between.detach().requires_grad_(),) if index else part.inputs
             with around():
                 outputs = module(*taken, **({} if index else part.keywords))
-                end = self._loss(outputs, part) if index == self._last else outputs
+                end = loss(outputs, part) if index == self._last else outputs
             torch.autograd.backward(end, torch.ones_like(end))
 
     def shown(self, report: StepReport) -> StagesInFlight:
