@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
-from strategies.foreign.variant import OfLibrary
-from strategies.regions import blocks
-
-if TYPE_CHECKING:
-    from torch import nn
+from strategies.foreign.variant import OfBlocks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Deepspeed(OfLibrary):
+class Deepspeed(OfBlocks):
     """Run each block in DeepSpeed's `checkpoint`, on any model.
 
     Use when: what trainers on DeepSpeed switch on is to be compared with ours; needs the extra `deepspeed`.
@@ -33,14 +29,4 @@ class Deepspeed(OfLibrary):
     package: ClassVar[str] = "deepspeed"
     installs: ClassVar[str] = "'acbench[deepspeed]'"
 
-    layers_fqn: str = ""
     use_reentrant: bool = True
-
-    def changed(self, model: nn.Module) -> Any:
-        """Return what DeepSpeed makes of `model`.
-
-        Raises:
-            StrategyError: there are no such blocks, or DeepSpeed raises.
-        """
-        blocks.names_of_children(model, self.layers_fqn)
-        return OfLibrary.changed(self, model)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
-from strategies.foreign.variant import OfLibrary
-from strategies.regions import blocks
-
-if TYPE_CHECKING:
-    from torch import nn
+from strategies.foreign.variant import OfBlocks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fairscale(OfLibrary):
+class Fairscale(OfBlocks):
     """Let fairscale wrap each block, on any model.
 
     Use when: what trainers on fairscale switch on is to be compared with ours; needs the extra `fairscale`.
@@ -32,19 +28,9 @@ class Fairscale(OfLibrary):
     package: ClassVar[str] = "fairscale"
     installs: ClassVar[str] = "'acbench[fairscale]'"
 
-    layers_fqn: str = ""
     offload_to_cpu: bool = False
 
     @property
     def unsplittable(self) -> str:
         """The name of the library, whose backward takes no `torch.autograd.grad`."""
         return "fairscale"
-
-    def changed(self, model: nn.Module) -> Any:
-        """Return what fairscale makes of `model`.
-
-        Raises:
-            StrategyError: there are no such blocks, or fairscale raises.
-        """
-        blocks.names_of_children(model, self.layers_fqn)
-        return OfLibrary.changed(self, model)

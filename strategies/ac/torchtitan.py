@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from strategies.base import StrategyError
-from strategies.foreign.variant import OfLibrary
-from strategies.regions import blocks
-
-if TYPE_CHECKING:
-    from torch import nn
+from strategies.foreign.variant import OfBlocks
 
 _POLICIES = ("full", "selective")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Torchtitan(OfLibrary):
+class Torchtitan(OfBlocks):
     """Let a policy of torchtitan wrap each block: `FullAC`, or `SelectiveAC` with its own list of operators.
 
     Use when: what torchtitan does is to be compared with ours, on any model; needs the extra `torchtitan`.
@@ -40,14 +36,13 @@ class Torchtitan(OfLibrary):
     package: ClassVar[str] = "torchtitan"
     installs: ClassVar[str] = "'acbench[torchtitan]'"
 
-    layers_fqn: str = ""
     policy: str = "selective"
     preserve_rng_state: bool = True
     force_recompute_mm_shapes_by_fqns: tuple[str, ...] = ("moe.router.gate",)
 
     def __post_init__(self) -> None:
         """Refuse an unknown policy, and names that are no list."""
-        OfLibrary.__post_init__(self)  # a slotted dataclass has no zero-argument super()
+        OfBlocks.__post_init__(self)  # a slotted dataclass has no zero-argument super()
         if self.policy not in _POLICIES:
             raise StrategyError("ac.policy", f"must be one of {', '.join(_POLICIES)}, got {self.policy!r}")
         names: Any = self.force_recompute_mm_shapes_by_fqns
@@ -61,12 +56,3 @@ class Torchtitan(OfLibrary):
     def unsplittable(self) -> str:
         """The name of the policy that is torch's selective checkpoint."""
         return "torchtitan's SelectiveAC" if self.policy == "selective" else ""
-
-    def changed(self, model: nn.Module) -> Any:
-        """Return what the policy makes of `model`.
-
-        Raises:
-            StrategyError: there are no such blocks, or torchtitan raises.
-        """
-        blocks.names_of_children(model, self.layers_fqn)
-        return OfLibrary.changed(self, model)

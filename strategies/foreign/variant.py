@@ -15,7 +15,7 @@ import torch
 from strategies.base import Strategy, StrategyError, check_simple_fields
 from strategies.estimate import global_state
 from strategies.last_words import last_words
-from strategies.regions import region, torch_wrappers
+from strategies.regions import blocks, region, torch_wrappers
 
 if TYPE_CHECKING:
     from torch import nn
@@ -125,6 +125,26 @@ class OfLibrary(Foreign):
         except Exception as error:
             words = last_words(error)
             raise StrategyError("ac", f"{self.package} raised {words.kind}: {words.message}") from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OfBlocks(OfLibrary):
+    """A variant of a library whose functions are called with blocks, which have to be there.
+
+    Fields:
+        layers_fqn: FQN of the container (ModuleList, ModuleDict, Sequential) whose children are the blocks.
+    """
+
+    layers_fqn: str = ""
+
+    def changed(self, model: nn.Module) -> Any:
+        """Return what the library makes of `model`.
+
+        Raises:
+            StrategyError: there are no such blocks, or the library raises.
+        """
+        blocks.names_of_children(model, self.layers_fqn)
+        return OfLibrary.changed(self, model)
 
 
 def refuse_without_accelerator(option: str, doing: str) -> None:
