@@ -16,6 +16,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol
 
 import yaml
+from torch.utils.checkpoint import CheckpointPolicy
 
 from strategies.base import StrategyError
 from strategies.regions import operator_names, recomputation, region, selectors
@@ -120,7 +121,7 @@ def of_function(path: str, function: Any, where: str) -> PolicyFile:
     if not is_policy(function):
         problem = f"{NAME} of {path!r} is no policy of torch, which takes (ctx, op, *args, **kwargs)"
         raise StrategyError(where, problem)
-    return _OfTorch(function=function)
+    return _OfTorch(function=function, where=where)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,6 +129,7 @@ class _OfTorch:
     """A policy function, asked about each operator of each block by torch's own checkpoint."""
 
     function: Callable[..., Any]
+    where: str
 
     def check(self, found: Mapping[str, nn.Module]) -> None:
         """Refuse nothing: it names no module."""
@@ -141,10 +143,22 @@ class _OfTorch:
                 preserve_rng_state=True,
                 early_stop=True,
                 use_reentrant=False,
-                policy=self.function,
+                policy=self._answer,
                 split_backward="hold",
             )
             region.enclose(block, made)
+
+    def _answer(self, ctx: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return what the function says of an operator; torch takes whatever it does not know for "recompute".
+
+        Raises:
+            StrategyError: it says neither a policy nor true or false.
+        """
+        answer = self.function(ctx, op, *args, **kwargs)
+        if not isinstance(answer, bool | CheckpointPolicy):
+            problem = f"the policy answers {answer!r} for {op}; return a CheckpointPolicy of torch, or a bool"
+            raise StrategyError(self.where, problem)
+        return answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -80,6 +80,14 @@ def test_a_file_keeps_what_its_words_say(tmp_path: Path, name: str, text: str, v
     assert differences(plain_step(), train_step(strategy.apply(toy()))) == []
 
 
+@pytest.mark.parametrize("answer", ["'MUST_SAVE'", "None", "1"])
+def test_a_policy_that_answers_neither_a_policy_nor_a_bool_is_refused(tmp_path: Path, answer: str) -> None:
+    text = f"def policy_fn(ctx, op, *args, **kwargs):\n    return {answer}\n"
+    strategy = of_file(tmp_path, "policy.py", text)
+    with pytest.raises(StrategyError, match=rf"ac.path: the policy answers {answer} for aten"):
+        measured(strategy)
+
+
 @REMAT
 def test_regions_of_torch_remat(tmp_path: Path) -> None:
     text = "layers.0: [up]\nlayers.1: [up]  # lost: nothing\nlayers.2: [up]\n"
