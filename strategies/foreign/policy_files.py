@@ -149,7 +149,7 @@ class _OfTorch:
             region.enclose(block, made)
 
     def _answer(self, ctx: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return what the function says of an operator; torch takes whatever it does not know for "recompute".
+        """Return what the function says of an operator; whatever else torch is told, it recomputes.
 
         Raises:
             StrategyError: it says neither a policy nor true or false.

@@ -8,7 +8,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from inspect import signature
+from inspect import getsource, signature
+from sys import modules
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,7 @@ def make_config(
     experts = overrides.get(_EXPERTS, "eager")
     overrides = {name: value for name, value in overrides.items() if name != _EXPERTS}
     for name in overrides:
-        _require_field(defaults, name, dropout)
+        _require_field(defaults, name, dropout, head)
     values = _values(defaults, overrides, sizes)
     values = _divided_heads(defaults, values) | values
     try:
@@ -451,10 +452,10 @@ def _in_words(value: Any) -> str:
     return text if len(text) <= _MOST_OF_A_VALUE else f"{type(value).__name__} of {len(value)}"
 
 
-def _require_field(defaults: PretrainedConfig, name: str, dropout: float | None) -> None:
+def _require_field(defaults: PretrainedConfig, name: str, dropout: float | None, head: str | None) -> None:
     """Refuse an override of a field that the class lacks, that nothing reads, or that is set already."""
     where = f"model.overrides.{name}"
-    if not hasattr(defaults, name):
+    if not hasattr(defaults, name) and not _is_read(defaults, name, head):
         own = sorted(vars(defaults).keys() - vars(PretrainedConfig()).keys())
         close = difflib.get_close_matches(name, own, n=1)
         meant = f"did you mean {close[0]!r}? " if close else ""
@@ -467,6 +468,11 @@ def _require_field(defaults: PretrainedConfig, name: str, dropout: float | None)
             f"every dropout of the model is set by model.dropout={dropout}; set that, or leave it at null"
         )
         raise ConfigError(where, problem)
+
+
+def _is_read(defaults: PretrainedConfig, name: str, head: str | None) -> bool:
+    """Say whether the code of the model asks for a field that its configuration has no default of."""
+    return f'getattr(config, "{name}",' in getsource(modules[model_class(defaults, head).__module__])
 
 
 def _set_dropout(config: PretrainedConfig, dropout: float) -> None:

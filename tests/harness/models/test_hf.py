@@ -366,6 +366,12 @@ def test_an_unknown_override_lists_the_fields(make_spec: MakeSpec) -> None:
     assert ", n_layer, " in message
 
 
+def test_a_field_without_a_default_that_the_model_reads() -> None:
+    assert config_of("Qwen3MoeConfig", {"head_dim": 16}).head_dim == 16
+    with pytest.raises(ConfigError, match="has no such field"):
+        config_of("Qwen3MoeConfig", {"head_dims": 16})
+
+
 def test_one_vocabulary_only(make_spec: MakeSpec) -> None:
     with pytest.raises(ConfigError) as refusal:
         make_spec("hf", vocab_size=512, overrides={"vocab_size": 256})
