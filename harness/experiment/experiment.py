@@ -432,10 +432,6 @@ class Experiment(Recipe):
             if (chosen := name_of(getattr(self, group))) != "none":
                 problem = f"{stages}, and {group}={chosen} plans the whole"
                 raise ConfigError(group, f"{problem}; use {group}=none, or mesh.pp=1")
-        option = next((name for name in ("sp", "loss_parallel") if getattr(mesh, name)), None)
-        if option is not None:
-            problem = f"{stages}, which pass on whole sequences and logits"
-            raise ConfigError(f"mesh.{option}", f"{problem}; use false, or mesh.pp=1")
         if mesh.cp > 1:
             self._require_parts_in_stages(stages)
         if mesh.sync == "last":
@@ -467,21 +463,17 @@ class Experiment(Recipe):
             raise ConfigError("compile", f"{problem} generated code twice; {remedy}")
 
     def _require_parts_in_stages(self, stages: str) -> None:
-        """Refuse parts of sequences that a stage does not take, or whose gradients nobody would add up.
+        """Refuse parts of sequences that a stage does not take.
 
         Args:
             stages: the beginning of what a refusal says.
         """
-        mesh = self.mesh
         if not self.model.has_outputs_of_parts:
             problem = f"{stages}, and {self.model.name!r} cuts sequences inside of the first"
             raise ConfigError("mesh.cp", f"{problem}; use mesh.cp=1, or mesh.pp=1")
         if self.ac.step_planner is not None:
             problem = f"{stages}, and ac={name_of(self.ac)} plans them for whole sequences"
             raise ConfigError("mesh.cp", f"{problem}; use mesh.cp=1, or mesh.pp=1")
-        if mesh.stages > mesh.pp:
-            problem = f"{mesh.pp_schedule} has several stages a rank, which mesh.cp={mesh.cp} does not suit"
-            raise ConfigError("mesh.pp_schedule", f"{problem}; use gpipe or 1f1b, or mesh.cp=1")
 
     def _require_ac_of_stages(self) -> None:
         """Refuse a list that is not one variant a stage, each of which could stand on all stages."""
@@ -527,9 +519,8 @@ class Experiment(Recipe):
             problem += "among those that FSDP has freed, and loses their gradients"
             raise ConfigError("mesh.reshard_after_forward", f"{problem}; use false, or {options}")
         if self.mesh.gradient_ranks > 1 and not self.mesh.is_sharded:
-            axis, other = ("cp", "") if self.mesh.cp > 1 else ("dp_replicate", ", or mesh.dp_shard")
             problem = f"does not suit {schedule}: DDP sees no gradients that autograd.grad returns"
-            raise ConfigError(f"mesh.{axis}", f"{problem}; use {options}{other}")
+            raise ConfigError("mesh.dp_replicate", f"{problem}; use {options}, or mesh.dp_shard")
 
     def _require_ordered_microbatches(self) -> None:
         """Refuse numbers of micro-batches for which a schedule has no order."""

@@ -179,15 +179,18 @@ class Mesh:
     def dense(self) -> Mesh:
         """Return the mesh whose ranks hold whole sequences and all experts.
 
-        It has no options that nothing would read there.
+        Where ranks held parts of sequences it has no pipeline and no options that nothing would read there.
         """
         if self.cp == 1:
             return replace(self, ep=1, ep_capacity=None)
-        unread = {"cp", "cp_method", "ep", "ep_capacity", "nodes"}
-        if self.dp == 1:
-            unread |= {"sync", *_FSDP_OPTIONS}
-        defaults: dict[str, Any] = {each.name: each.default for each in fields(self) if each.name in unread}
-        return replace(self, **defaults)
+        defaults: dict[str, Any] = {each.name: each.default for each in fields(self)}
+        of_parts = ("cp", "cp_method", "ep", "ep_capacity", "nodes", *_OF_PIPELINES)
+        unread = (*of_parts, "sync", *_FSDP_OPTIONS)
+        whole = replace(self, **{name: defaults[name] for name in unread})
+        read = _FSDP_OPTIONS if whole.is_sharded else ()
+        if whole.dp > 1:
+            read = (*read, "sync")
+        return replace(whole, **{name: getattr(self, name) for name in read})
 
     def without_pipeline(self) -> Mesh:
         """Return the mesh whose ranks hold the whole model, without options that nothing would read there."""
@@ -204,9 +207,11 @@ class Mesh:
     def is_sharded(self) -> bool:
         """True if FSDP wraps the model; replicas of a tensor-parallel model are FSDP shards of one.
 
-        So are ranks that hold parts of sequences and experts of their own.
+        So are ranks that hold parts of sequences and experts of their own, and ranks that hold parts of
+        sequences under a backward in two parts, which DDP does not see.
         """
-        return self.dp_shard > 1 or (self.gradient_ranks > 1 and self.tp * self.ep > 1)
+        are_apart = self.tp * self.ep > 1 or (self.cp > 1 and self.splits_backward)
+        return self.dp_shard > 1 or (self.gradient_ranks > 1 and are_apart)
 
     @property
     def label(self) -> str:

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.distributed.tensor import debug
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from harness.errors import ConfigError
@@ -221,7 +222,8 @@ def _warm_up(mesh: Mesh, trainee: Assembled, batch: Callable[[int], Batch]) -> N
     if is_replicated or trainee.pipeline is None:
         warm_up(trainee, batch, steps=UNMEASURED_STEPS if is_replicated else UNMEASURED_STEPS - 1)
         return
-    trainee.pipeline.rehearse(batch(0).parts()[0], trainee.loss, trainee.autocast)
+    with trainee.context():
+        trainee.pipeline.rehearse(batch(0).parts()[0], trainee.loss, trainee.autocast)
     trainee.update()
 
 
@@ -247,6 +249,8 @@ def _ranks(mesh: Mesh, rank: int) -> Iterator[None]:
             yield
     finally:
         dist.destroy_process_group()
+        if mesh.tp > 1:  # torch remembers shardings with the groups of the first rank that had them
+            debug._clear_sharding_prop_cache()  # noqa: SLF001 (torch has no public name)
 
 
 @contextmanager

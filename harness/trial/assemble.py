@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment, name_of
@@ -30,6 +29,7 @@ from harness.trial.parallel import (
     split_experts,
     split_tensors,
     unreduced,
+    whole_loss,
 )
 from harness.trial.pipeline import Pipeline
 from harness.trial.plain_model import PlainModel
@@ -103,9 +103,7 @@ class Assembled:
                 inputs = *batch.inputs, LossInputs((batch.targets,))
                 return None, self.call(*inputs, **batch.keywords)
             outputs = self.call(*batch.inputs, **batch.keywords)
-            loss = self.loss(outputs, batch)
-            # of logits in parts every rank has the whole loss
-            return outputs, loss.to_local() if isinstance(loss, DTensor) else loss
+            return outputs, self.loss(outputs, batch)
 
     def step(self, batch: Batch, watcher: Watcher) -> None:
         """Accumulate the gradients of a batch, one micro-batch after the other or as a schedule orders them.
@@ -115,7 +113,8 @@ class Assembled:
         """
         *others, last = batch.parts()
         if self.pipeline is not None:
-            self.pipeline.step([*others, last], self.loss, watcher, self.autocast)
+            with self.context():
+                self.pipeline.step([*others, last], self.loss, watcher, self.autocast)
             return
         for part in others:
             with self.between():
@@ -183,7 +182,7 @@ def assemble(
     plain = PlainModel.of(experiment, device)
     trained = plain.as_trained(experiment)
     cut = _cut(experiment, plain, sample, build) if mesh.pp > 1 and not is_dense else None
-    passed_on = None if cut is None else cut.between(plain, device)
+    passed_on = None if cut is None else cut.between(plain, device, parts=mesh.tp if mesh.sp else 1)
 
     # shard
     model = plain.model
@@ -231,7 +230,7 @@ def assemble(
         blocks={fqn: block for each in made for fqn, block in each.blocks.items()},
         checkpointed={fqn: block for each in made for fqn, block in each.checkpointed.items()},
         optimizer=optimizer_of(experiment, model),
-        loss=plain.loss,
+        loss=whole_loss(plain.loss) if mesh.loss_parallel and not is_dense else plain.loss,
         has_loss=made[0].has_loss,
         autocast=plain.precision.autocast,
         context=nullcontext if is_dense else loss_context(mesh),

@@ -191,7 +191,6 @@ def mean_over_context(devices: DeviceMesh | None, mesh: Mesh, loss: LossFunction
 
     def mean(outputs: Any, batch: Batch) -> Tensor:
         own = loss(outputs, batch)
-        own = own.to_local() if isinstance(own, DTensor) else own
         total = own.detach().clone()
         dist.all_reduce(total, group=group)
         return own + (total / mesh.cp - own).detach()
@@ -219,6 +218,16 @@ def split_tensors(
     known = {**STYLES, **STYLES_OF_PARTS}
     styles = {pattern: known[style]() for pattern, style in plan.items()}
     return parallelize_module(model, devices["tp"], styles)
+
+
+def whole_loss(loss: LossFunction) -> LossFunction:
+    """Return a loss that gives a plain tensor: of logits in parts every rank has the whole loss."""
+
+    def whole(outputs: Any, batch: Batch) -> Tensor:
+        given = loss(outputs, batch)
+        return given.to_local() if isinstance(given, DTensor) else given
+
+    return whole
 
 
 def loss_context(mesh: Mesh) -> Callable[[], AbstractContextManager[Any]]:

@@ -137,11 +137,20 @@ class Cut:
         }
         return Stage(index=index, model=_Cutter(self, plain.model, index).part(), units=units)
 
-    def between(self, plain: PlainModel, device: torch.device) -> Tensor:
-        """Return zeros like what one stage gives the next."""
+    def between(self, plain: PlainModel, device: torch.device, *, parts: int = 1) -> Tensor:
+        """Return zeros like what one stage gives the next.
+
+        Args:
+            plain: the whole model.
+            device: device of the zeros.
+            parts: number of ranks that have a part of its sequence each, as under `mesh.sp`.
+        """
         like = self.flow.like_between()
         dtype = like.dtype if plain.precision.in_units is None else plain.precision.in_units
-        return torch.zeros(like.shape, dtype=dtype, device=device)
+        sizes = list(like.shape)
+        if parts > 1:
+            sizes[1] //= parts
+        return torch.zeros(sizes, dtype=dtype, device=device)
 
     def stage_of(self, block: int) -> int:
         """Return the stage of a block by the number of its call."""

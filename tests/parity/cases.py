@@ -334,7 +334,7 @@ def all_reduces(rank: int, case: Experiment) -> tuple[Counts, Counts]:
 def measured(rank: int, case: Experiment) -> tuple[MeasuredMemory, MeasuredWork]:
     """Return memory and work of a step of `case` on this rank, as a trial measures them."""
     batch = batches(case, _CPU, case.mesh.data_rank(rank))
-    trainee = assembled(case, batch(0))
+    trainee = assembled(case, batch(0).parts()[0])
     warm_up(trainee, batch)
     report = instrument(trainee, batch(UNMEASURED_STEPS))
     return report.memory, report.work

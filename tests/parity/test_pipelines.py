@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -12,6 +12,8 @@ from harness.experiment.mesh import Mesh
 from harness.models.base import ModelSpec
 from harness.models.hf import HFSpec
 from harness.models.python import PythonSpec
+from harness.predict.prediction import step_of
+from harness.records.measured import StepBytes
 from tests.parity import cases
 from tests.rank_pool import RankPool
 
@@ -22,6 +24,7 @@ FEW = {
     ("zero_bubble", "full"), ("zbv", "nested"), ("zbv", "selective_op"),
 }  # fmt: skip
 """Cells of the default run: every schedule and most variants once."""
+_OPTIONS: dict[str, dict[str, Any]] = {"selective_layer": {"ac_freq": 1}, "budget": {"fraction": 0.9}}
 
 
 def _case(
@@ -31,7 +34,7 @@ def _case(
         model=model,
         mesh=Mesh(**{"pp": 2, "pp_schedule": schedule, **(mesh or {})}),
         variant=variant,
-        options={"ac_freq": 1} if variant == "selective_layer" else None,
+        options=_OPTIONS.get(variant),
         batch_size=8,
         sequence_length=8,
         microbatches=4,
@@ -93,6 +96,25 @@ MESHES = [
                     ("ring", "gpipe", "selective_op"),
                     ("ulysses", "1f1b", "selective_op"),
                     ("ulysses", "gpipe", "offload"),
+                    ("gather", "interleaved", "selective_op"),
+                    ("ring", "interleaved", "full"),
+                    ("ulysses", "interleaved", "nested"),
+                ]
+            ),
+            *(
+                (
+                    {"cp": 2, "cp_method": method, "reshard_after_forward": False},
+                    f"on parts of sequences by {method}",
+                    schedule,
+                    variant,
+                )
+                for method, schedule, variant in [
+                    ("gather", "zero_bubble", "full"),
+                    ("gather", "zbv", "selective_op"),
+                    ("ring", "zero_bubble", "nested"),
+                    ("ring", "zbv", "full"),
+                    ("ulysses", "zero_bubble", "selective_layer"),
+                    ("ulysses", "zbv", "offload"),
                 ]
             ),
         ]
@@ -109,6 +131,54 @@ def test_pipelines_next_to_other_parallelism(
         assert not cases.differences(parity)
         (dense,) = parity.chain
         assert (parity.level, dense.level) == ("bitwise", "tolerance")
+
+
+_SPLITS: dict[str, dict[str, Any]] = {
+    "sequence": {"tp": 2, "sp": True},
+    "logits": {"tp": 2, "loss_parallel": True},
+    "both": {"tp": 2, "sp": True, "loss_parallel": True},
+}
+_USUAL = ("both", "llama", "1f1b", "full")
+IN_PARTS = [
+    pytest.param(
+        split, model, schedule, variant,
+        id=f"{split}, {model}, {variant} on {schedule}",
+        marks=[] if (split, model, schedule, variant) == _USUAL else [pytest.mark.matrix],
+    )
+    for model, splits in [("llama", ("sequence", "logits", "both")), ("hf_llama", ("both",))]
+    for split in splits
+    for schedule in SCHEDULES
+    for variant in (*VARIANTS, "budget")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("split", "model", "schedule", "variant"), IN_PARTS)
+def test_stages_pass_on_parts_of_the_sequence_and_the_last_one_has_parts_of_logits(
+    pool4: RankPool, split: str, model: str, schedule: str, variant: str
+) -> None:
+    case = _case(schedule, variant, model=model, mesh=_SPLITS[split], dropout=0.1)
+    for parity in pool4.run(cases.parity, case):
+        assert not cases.differences(parity)
+        (dense,) = parity.chain
+        assert (parity.level, dense.level) == ("bitwise", "tolerance")
+
+
+@pytest.mark.slow
+@pytest.mark.matrix
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("variant", ["none", "full", "selective_op"])
+def test_bytes_and_collectives_of_stages_in_parts_are_predicted(
+    pool4: RankPool, schedule: str, variant: str
+) -> None:
+    case = _case(schedule, variant, mesh=_SPLITS["both"], dropout=0.1)
+    predicted = [step_of(case, "cpu", pp_rank=at) for at in range(case.mesh.pp)]
+    for rank, (memory, work) in enumerate(pool4.run(cases.measured, case)):
+        foreseen = predicted[case.mesh.coordinate(rank).pp]
+        for part in fields(StepBytes):
+            assert getattr(memory, part.name) == getattr(foreseen.memory, part.name)
+        assert work.collectives == foreseen.work.collectives
+        assert work.collectives_repeated == foreseen.work.collectives_repeated
+        assert work.collective_bytes == foreseen.work.collective_bytes
 
 
 _OF_TRANSFORMERS = {

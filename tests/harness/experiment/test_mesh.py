@@ -30,6 +30,8 @@ from harness.experiment.mesh import SHARDING_STRATEGIES, Mesh
         (Mesh(pp=2), "pp2", 2, 1, False),
         (Mesh(dp_shard=2, pp=2), "shard2_pp2", 4, 2, True),
         (Mesh(dp_replicate=2, pp=2, tp=2), "ddp2_pp2_tp2", 8, 2, True),
+        (Mesh(pp=2, cp=2), "pp2_cp2", 4, 1, False),
+        (Mesh(pp=2, cp=2, pp_schedule="zbv", reshard_after_forward=False), "pp2_cp2", 4, 1, True),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -301,6 +303,11 @@ def test_ranks_of_a_context_read_parts_of_the_same_samples() -> None:
         ),
         pytest.param(
             Mesh(dp_replicate=2, cp=2, sync="last"), Mesh(dp_replicate=2, sync="last"), id="replicas"
+        ),
+        pytest.param(
+            Mesh(dp_replicate=2, cp=2, pp=2, pp_schedule="zbv", reshard_after_forward=False),
+            Mesh(dp_replicate=2),
+            id="stages",
         ),
         pytest.param(Mesh(dp_shard=2, ep=2, ep_capacity=1.5), Mesh(dp_shard=2), id="experts"),
         pytest.param(Mesh(cp=2, ep=2, reshard_after_forward=False), Mesh(), id="experts of parts"),
