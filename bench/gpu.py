@@ -39,7 +39,7 @@ IN_PROCESS_TESTS = (
     "tests/harness/measure/speed/test_timing.py",
     "tests/strategies/ac/test_offload.py",
 )
-RANK_TESTS = ("tests/gpu/test_trials.py", "tests/gpu/test_sharded.py")
+RANK_TESTS = ("tests/gpu/test_trials.py", "tests/gpu/test_sharded.py", "tests/gpu/test_context.py")
 REHEARSAL = "ACBENCH_GPU_REHEARSAL"
 """The environment variable that lets tests of the GPU run on the CPU (tests/gpu/devices.py)."""
 

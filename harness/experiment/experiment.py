@@ -552,12 +552,24 @@ class Experiment(Recipe):
                 f"must be 1 for chunk={name_of(self.chunk)}, which plans operators and no collectives "
                 f"between them, got {self.mesh.cp}; use chunk=none",
             )
-        if self.ac.step_planner is not None and self.mesh.cp_method == "ring":
+        if self.mesh.cp_method == "torch":
+            self._require_context_of_torch()
+        if self.ac.step_planner is not None and self.mesh.cp_method in {"ring", "torch"}:
             raise ConfigError(
                 "mesh.cp_method",
-                f"ring does not suit ac={name_of(self.ac)}, which plans the step of rank 0: in a ring that "
-                "rank reads the fewest keys; use gather or ulysses",
+                f"{self.mesh.cp_method} does not suit ac={name_of(self.ac)}, which plans the step of rank 0: "
+                "in a ring that rank reads the fewest keys; use gather or ulysses",
             )
+
+    def _require_context_of_torch(self) -> None:
+        """Refuse what torch's own ring of attention computes wrongly, or not at all."""
+        if self.model.may_drop_out():
+            # each piece of a ring draws its weights, and the state of the last alone is saved for backward
+            problem = "torch does not suit dropout: its backward drops other weights than forward did"
+            raise ConfigError("mesh.cp_method", f"{problem}; use gather, ring or ulysses, or no dropout")
+        if not self.model.has_outputs_of_parts:
+            problem = f"torch does not suit {self.model.name!r}, whose last part is padded"
+            raise ConfigError("mesh.cp_method", f"{problem}; use gather, ring or ulysses")
 
     def _require_ranks_to_shard_over(self) -> None:
         """Refuse sharding of operators on a mesh whose ranks share no tensors."""

@@ -11,7 +11,7 @@ from harness.errors import ConfigError, require_at_least, require_one_of
 from harness.records.later_options import without_later
 from harness.records.record import RANK_SIZES
 
-CP_METHODS = ("gather", "ring", "ulysses")
+CP_METHODS = ("gather", "ring", "ulysses", "torch")
 SHARDING_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 SIZES = (*RANK_SIZES, "ep")
 """Options that say how ranks are arranged, and make the name of a mesh."""
@@ -55,7 +55,7 @@ class Mesh:
         cp: ranks that hold parts of each sequence; they reduce gradients as ranks with other samples do.
         cp_method: `gather`: each rank gathers all keys and values. `ring`: they are passed on from rank to
             rank (arXiv:2310.01889). `ulysses`: ranks exchange parts of the sequence for heads
-            (arXiv:2309.14509).
+            (arXiv:2309.14509). `torch`: the ring of `torch.distributed.tensor.experimental`, on CUDA.
         ep: ranks that share the experts of each mixture, and send tokens to them and back (Lepikhin et al.
             2020, arXiv:2006.16668). They are ranks of `dp_shard x cp`, and no others.
         ep_capacity: tokens that an expert takes from each rank, as a multiple of an equal share; choices
@@ -247,6 +247,9 @@ class Mesh:
             raise ConfigError(f"mesh.{unread}", f"needs mesh.tp above 1, got {self.label}; use mesh=tp2")
         if self.cp == 1 and self.cp_method != defaults["cp_method"]:
             raise ConfigError("mesh.cp_method", f"needs mesh.cp above 1, got {self.label}; use mesh=cp2")
+        if self.cp_method == "torch" and self.device == "cpu":
+            problem = "torch has no rules for kernels of the CPU, got mesh.device=cpu"
+            raise ConfigError("mesh.cp_method", f"{problem}; use gather, ring or ulysses")
         if self.ep == 1 and self.ep_capacity is not None:
             raise ConfigError("mesh.ep_capacity", f"needs mesh.ep above 1, got {self.label}; use mesh=ep2")
         changed = [name for name in _FSDP_OPTIONS if getattr(self, name) != defaults[name]]

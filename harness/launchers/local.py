@@ -61,6 +61,9 @@ class Local(Driven):
         if device_type(mesh) == "cuda":
             _check_devices(mesh)
             return
+        if mesh.cp_method == "torch":
+            problem = "torch has no rules for kernels of the CPU, and torch sees no CUDA device here"
+            raise ConfigError("mesh.cp_method", f"{problem}; use gather, ring or ulysses")
         most = RANKS_PER_CORE * len(_cores())
         if mesh.ranks_per_node > most:
             raise ConfigError(

@@ -166,6 +166,9 @@ def _fake_trial(
         problem = f"must be one of {', '.join(DEVICES)}, got {device!r}"
         remedy = "torch ends a process whose tensors say that they are on a GPU which is not there"
         raise ConfigError("device", f"{problem}: {remedy}")
+    if experiment.mesh.cp_method == "torch":
+        problem = "torch runs kernels of CUDA over parts, and a prediction has those of the CPU"
+        raise ConfigError("mesh.cp_method", f"{problem}; predict ring, or run the trial, which measures")
     if experiment.compile == "inductor":
         problem = "kernels that Inductor generates have no tensors without data to run on"
         raise ConfigError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -41,6 +41,7 @@ from harness.measure.routing import RoutingLog
 from harness.models.base import Batch, LossFunction
 from harness.models.parts.context_attention import Ring
 from harness.models.parts.expert_dispatch import ExpertDispatch, shared_experts
+from harness.models.parts.torch_context import dispatched_by_torch, require_rules
 from strategies.estimate.patched import replaced
 from strategies.shard.model.realisation import sum_gradients
 from strategies.shard.model.shard_plan import ShardPlan
@@ -175,10 +176,16 @@ def split_experts(
 
 
 def split_context(model: nn.Module, experiment: Experiment, devices: DeviceMesh | None) -> nn.Module:
-    """Return the model with attention over the parts of sequences that the ranks of `cp` hold, in place."""
+    """Return the model with attention over the parts of sequences that the ranks of `cp` hold, in place.
+
+    Raises:
+        ConfigError: torch's own method has no rules for this device.
+    """
     mesh = experiment.mesh
     if devices is not None and mesh.cp > 1:
-        ring = Ring(devices["cp"].get_group(), mesh.cp, devices.get_local_rank("cp"))
+        if mesh.cp_method == "torch":
+            require_rules(devices.device_type)
+        ring = Ring(devices["cp"].get_group(), mesh.cp, devices.get_local_rank("cp"), devices["cp"])
         experiment.model.attend_over_parts(model, mesh.cp_method, ring)
     return model
 
@@ -230,9 +237,14 @@ def whole_loss(loss: LossFunction) -> LossFunction:
     return whole
 
 
-def loss_context(mesh: Mesh) -> Callable[[], AbstractContextManager[Any]]:
-    """Return what makes the context in which a loss of logits in parts, and its backward, run."""
-    return loss_parallel if mesh.loss_parallel else nullcontext
+@contextmanager
+def step_context(mesh: Mesh) -> Iterator[None]:
+    """Let a loss of logits in parts, attention over parts by torch, and the backward of both run inside."""
+    with (
+        loss_parallel() if mesh.loss_parallel else nullcontext(),
+        dispatched_by_torch() if mesh.cp_method == "torch" else nullcontext(),
+    ):
+        yield
 
 
 def distribute(

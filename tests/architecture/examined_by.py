@@ -7,6 +7,7 @@ EXAMINED_BY = {
     "harness/trial/block_flow.py": "tests/harness/trial/test_stages.py",
     "strategies/regions/split_backward_modes.py": "tests/strategies/regions/test_split_backward.py",
     "harness/models/parts/context_attention.py": "tests/parity/test_context.py",
+    "harness/models/parts/torch_context.py": "tests/parity/test_torch_context.py",
     "harness/models/parts/exchange.py": "tests/parity/test_context.py",
     "harness/models/parts/expert_dispatch.py": "tests/parity/test_experts.py",
     "harness/models/parts/huggingface_experts.py": "tests/parity/test_experts.py",

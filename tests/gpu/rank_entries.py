@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from harness.experiment.data import source_of
@@ -18,6 +19,7 @@ from harness.models.base import Batch
 from harness.ranks.entry import RankContext
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.parallel import shard_fsdp1, shard_fsdp2
+from tests.parity.torch_kernel import errors_of_ring
 
 _SHARD = {"fsdp1": shard_fsdp1, "fsdp2": shard_fsdp2}
 
@@ -57,3 +59,9 @@ def _trainee(case: Sharded, devices: DeviceMesh, sample: Batch) -> Assembled:
     model = _SHARD[case.fsdp](plain.model, plain.blocks, case.experiment.mesh, devices, dtype="fp32")
     optimizer = torch.optim.AdamW(model.parameters(), lr=case.experiment.learning_rate)
     return replace(plain, model=model, call=model, optimizer=optimizer)
+
+
+def attend_over_parts(dtype: str, context: RankContext) -> dict[str, Any]:
+    """Return how far torch's ring over all ranks is from attention of whole sequences."""
+    devices = init_device_mesh(context.device.type, (dist.get_world_size(),))
+    return {"errors": errors_of_ring(devices, dtype=getattr(torch, dtype), is_causal=True)}

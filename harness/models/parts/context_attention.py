@@ -18,10 +18,12 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
 from harness.models.parts.attention import SelfAttention
 from harness.models.parts.exchange import Exchanged, all_to_all
+from harness.models.parts.torch_context import attention_by_torch
 
 _aten = torch.ops.aten
 _functional = torch.ops._c10d_functional  # noqa: SLF001 (torch has no public functional collectives)
@@ -36,11 +38,13 @@ class Ring(NamedTuple):
         group: their process group.
         size: their number P.
         rank: the part of this rank.
+        devices: the ranks as a mesh of one dimension, which torch's own method asks for.
     """
 
     group: dist.ProcessGroup
     size: int
     rank: int
+    devices: DeviceMesh | None = None
 
 
 class Weighing(NamedTuple):
@@ -157,6 +161,13 @@ def _pass_on(ring: Ring, operands: Operands, weighing: Weighing) -> Tensor:
     return output
 
 
+def _by_torch(ring: Ring, operands: Operands, weighing: Weighing) -> Tensor:
+    """Let torch pass keys and values on; its backward knows the random numbers of the last piece alone."""
+    assert ring.devices is not None, "it is made for a trial"
+    assert not weighing.dropout_p, "an experiment refuses it"
+    return attention_by_torch(ring.devices, *operands, is_causal=weighing.is_causal, scale=weighing.scale)
+
+
 def _without_padding(whole: Tensor, weighing: Weighing) -> Tensor:
     """Return all keys or values without those that stand for no token."""
     return whole[:, :, : whole.size(2) - weighing.padding] if weighing.padding else whole
@@ -166,6 +177,7 @@ METHODS: Mapping[str, Callable[[Ring, Operands, Weighing], Tensor]] = {
     "gather": _gather,
     "ring": _pass_on,
     "ulysses": _ulysses,
+    "torch": _by_torch,
 }
 """Ways in which queries meet the keys of other ranks."""
 

@@ -103,7 +103,7 @@ def test_every_sharding_strategy_has_a_mesh(strategy: str) -> None:
         ({"cp": 0}, "mesh.cp: must be at least 1, got 0"),
         (
             {"cp": 2, "cp_method": "rings"},
-            "mesh.cp_method: must be one of gather, ring, ulysses, got 'rings'",
+            "mesh.cp_method: must be one of gather, ring, ulysses, torch, got 'rings'",
         ),
         ({"nodes": 2}, "mesh.nodes: must divide the 1 ranks of single, got 2"),
         ({"nodes": 3, "dp_shard": 2}, "mesh.nodes: must divide the 2 ranks of shard2, got 3"),
