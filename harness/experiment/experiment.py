@@ -426,12 +426,12 @@ class Experiment(Recipe):
         stages = f"mesh.pp={mesh.pp} cuts the model into stages"
         if self.wrap_order == "call_site":
             problem = f"{stages}, and call_site makes one region of the whole"
-            raise ConfigError("wrap_order", f"{problem}; use inside_fsdp, or mesh.pp=1")
+            raise ConfigError("wrap_order", f"{problem}; use inside_fsdp, or mesh.pp=1 without its options")
         self._require_compiled_blocks(stages)
         for group in ("chunk", "shard"):
             if (chosen := name_of(getattr(self, group))) != "none":
                 problem = f"{stages}, and {group}={chosen} plans the whole"
-                raise ConfigError(group, f"{problem}; use {group}=none, or mesh.pp=1")
+                raise ConfigError(group, f"{problem}; use {group}=none, or mesh.pp=1 without its options")
         if mesh.cp > 1:
             self._require_parts_in_stages(stages)
         if mesh.sync == "last":
@@ -439,7 +439,8 @@ class Experiment(Recipe):
             raise ConfigError("mesh.sync", f"{problem}; leave it at each")
         if getattr(self.ac, "host_gib", 0):
             problem = f"must be 0: {stages}, and plans of stages move nothing to the host"
-            raise ConfigError("ac.host_gib", f"{problem}, got {self.ac.host_gib:g}; or use mesh.pp=1")  # type: ignore[attr-defined]
+            given = f"{self.ac.host_gib:g}"  # type: ignore[attr-defined]  # of those that have it
+            raise ConfigError("ac.host_gib", f"{problem}, got {given}; or use mesh.pp=1 without its options")
         if mesh.splits_backward:
             self._require_splittable_backward()
         self._require_ordered_microbatches()
@@ -451,7 +452,7 @@ class Experiment(Recipe):
             raise ConfigError("compile_scope", f"{problem}, got {self.compile_scope}; or use compile=none")
         if self.plans_graphs:
             problem = f"must be eager: {stages}, whose calls in flight no plan of one graph counts"
-            raise ConfigError("ac.executor", f"{problem}, got compiled; or use mesh.pp=1")
+            raise ConfigError("ac.executor", f"{problem}, got compiled; or use mesh.pp=1 without its options")
         if self.ac.partitioner and self.model.may_drop_out():
             # torch's partitioner runs dropout again in backward, and leaves the generator where that ends
             problem = f"{name_of(self.ac)} draws random numbers in backward: {stages}, where a later forward"
@@ -470,10 +471,10 @@ class Experiment(Recipe):
         """
         if not self.model.has_outputs_of_parts:
             problem = f"{stages}, and {self.model.name!r} cuts sequences inside of the first"
-            raise ConfigError("mesh.cp", f"{problem}; use mesh.cp=1, or mesh.pp=1")
+            raise ConfigError("mesh.cp", f"{problem}; use mesh.cp=1, or mesh.pp=1 without its options")
         if self.ac.step_planner is not None:
             problem = f"{stages}, and ac={name_of(self.ac)} plans them for whole sequences"
-            raise ConfigError("mesh.cp", f"{problem}; use mesh.cp=1, or mesh.pp=1")
+            raise ConfigError("mesh.cp", f"{problem}; use mesh.cp=1, or mesh.pp=1 without its options")
 
     def _require_ac_of_stages(self) -> None:
         """Refuse a list that is not one variant a stage, each of which could stand on all stages."""

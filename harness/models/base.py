@@ -290,7 +290,8 @@ class ModelSpec:
         """
         if not all(self.split_at()[1]):
             problem = f"model {self.name!r} has no blocks between which stages could be cut"
-            raise ConfigError("mesh.pp", f"{problem}; use mesh.pp=1, or model=llama_nano, for example")
+            remedy = "use mesh.pp=1 without its options, or model=llama_nano, for example"
+            raise ConfigError("mesh.pp", f"{problem}; {remedy}")
         blocks = getattr(self, "n_layers", stages)
         if blocks < stages:
             problem = f"makes {stages} stages of {blocks} blocks, which leaves a stage without any"

@@ -197,7 +197,8 @@ class HFSpec(LanguageModelSpec):
             problem = (
                 f"{self.config_class} has an encoder and a decoder, whose blocks all read what the encoder"
             )
-            raise ConfigError("mesh.pp", f"{problem} gives; use mesh.pp=1, or a decoder such as LlamaConfig")
+            remedy = "use mesh.pp=1 without its options, or a decoder such as LlamaConfig"
+            raise ConfigError("mesh.pp", f"{problem} gives; {remedy}")
         if self.reads_tokens() and config.tie_word_embeddings:
             problem = f"the head of {self.config_class} has no weight but that of the embedding"
             remedy = "use model.overrides={tie_word_embeddings: false}"

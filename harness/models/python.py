@@ -177,7 +177,7 @@ class PythonSpec(LanguageModelSpec):
         if not self.pp_split:
             problem = f"must name the containers of blocks between which {stages} stages are cut"
             remedy = f"use model.pp_split=[{self.layers_fqn or 'layers'}]"
-            raise ConfigError("model.pp_split", f"{problem}; {remedy}, or mesh.pp=1")
+            raise ConfigError("model.pp_split", f"{problem}; {remedy}, or mesh.pp=1 without its options")
 
     def fixed_batch(self, seed: int = 0, device: str = "cpu") -> Batch | None:
         """Return the factory's example, the same in every process; `None` where it gives none.

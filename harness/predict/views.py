@@ -48,7 +48,7 @@ def _plans_of_ranks(experiment: Experiment, what: str) -> str:
     """
     if what != "plan":
         problem = f"{what} is a view of a whole model, and {experiment.mesh.label} has stages"
-        raise ConfigError("show", f"{problem}; use show=plan, or mesh.pp=1")
+        raise ConfigError("show", f"{problem}; use show=plan, or mesh.pp=1 without its options")
     shown = []
     for rank in range(experiment.mesh.pp):
         plan = step_of(experiment, without_memory.PLANNED_FOR, pp_rank=rank).observation.plan

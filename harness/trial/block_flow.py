@@ -27,7 +27,7 @@ from harness.trial.without_dropout import WithoutDropout
 from strategies import StrategyError, generators
 from strategies.regions.rewind import noted_state
 
-_REMEDY = "use mesh.pp=1, or a model whose forward hands one tensor from block to block"
+_REMEDY = "use mesh.pp=1 without its options, or a model whose forward hands one tensor from block to block"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -170,7 +170,8 @@ class Cut:
                 every = model.named_parameters(remove_duplicate=False)
                 called = " or ".join(repr(other) for other, each in every if each is parameter)
                 problem = f"stages {stages} both read {called}, and a weight is in one stage"
-                raise StrategyError(self.where, f"{problem}; untie them, or use mesh.pp=1")
+                remedy = "untie them, or use mesh.pp=1 without its options"
+                raise StrategyError(self.where, f"{problem}; {remedy}")
 
     def _prove(self, plain: PlainModel, sample: Batch, outputs: Any) -> None:
         """Refuse stages that do not give together what the model gives, its `outputs`."""
@@ -183,13 +184,13 @@ class Cut:
         tensors = [each for each in tree_leaves((sample.inputs, given)) if isinstance(each, Tensor)]
         if has_values(plain.model, tensors) and not _are_equal(given, outputs):
             problem = "stages one after the other give something else than the whole model"
-            raise StrategyError(self.where, f"{problem}; use mesh.pp=1")
+            raise StrategyError(self.where, f"{problem}; use mesh.pp=1 without its options")
 
     def refusal(self, index: int, problem: str) -> StrategyError:
         """Return the refusal of a stage that asks for what it does not have."""
         said = f"stage {index} of {len(self.stages)} cannot run alone: {problem}, which another stage has"
-        remedy = "use mesh.pp=1, or a model whose blocks read nothing of others but what the one before gives"
-        return StrategyError(self.where, f"{said}; {remedy}")
+        remedy = "or a model whose blocks read nothing of others but what the one before gives"
+        return StrategyError(self.where, f"{said}; use mesh.pp=1 without its options, {remedy}")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -100,13 +100,13 @@ _NO_PLAN = "has no plan for it; use false"
         pytest.param(
             "mesh=pp2 mesh.cp=2 microbatches=2 model=vit_nano",
             "mesh.cp: mesh.pp=2 cuts the model into stages, and 'vit_nano' cuts sequences inside of the first; "
-            "use mesh.cp=1, or mesh.pp=1",
+            "use mesh.cp=1, or mesh.pp=1 without its options",
             id="parts of images in stages",
         ),
         pytest.param(
             "mesh=pp2 mesh.cp=2 microbatches=2 model=llama_nano ac=budget ac.fraction=0.9",
             "mesh.cp: mesh.pp=2 cuts the model into stages, and ac=budget plans them for whole sequences; use "
-            "mesh.cp=1, or mesh.pp=1",
+            "mesh.cp=1, or mesh.pp=1 without its options",
             id="plans of parts in stages",
         ),
         pytest.param(

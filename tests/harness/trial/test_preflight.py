@@ -154,30 +154,30 @@ def test_refuses_operators_that_cannot_be_saved(line: str, message: str) -> None
             "mesh=pp2 microbatches=4": "mesh.pp: the head of model 'gpt_nano' has no weight but that of the "
             "embedding, and the two are in different stages; use model.tied_head=false",
             "mesh=pp2 microbatches=4 model=evoformer": "mesh.pp: Evoformer cannot be cut between its blocks: "
-            "'layers.1' takes 2 tensors as 'layers.0' gives them; use mesh.pp=1, or a model whose forward hands "
-            "one tensor from block to block",
+            "'layers.1' takes 2 tensors as 'layers.0' gives them; use mesh.pp=1 without its options, or a model "
+            "whose forward hands one tensor from block to block",
             "mesh=pp2 microbatches=4 model=unet": "mesh.pp: UNet cannot be cut between its blocks: they pass on "
-            "tensors of 8 shapes or dtypes; use mesh.pp=1, or a model whose forward hands one tensor from block "
-            "to block",
+            "tensors of 8 shapes or dtypes; use mesh.pp=1 without its options, or a model whose forward hands one "
+            "tensor from block to block",
             "mesh=pp2 microbatches=4 model=hf": "mesh.pp: the head of GPT2Config has no weight but that of the "
             "embedding, and the two are in different stages; use model.overrides={tie_word_embeddings: false}",
             "mesh=pp2 microbatches=4 model=hf model.config_class=T5Config": "mesh.pp: T5Config has an encoder and "
-            "a decoder, whose blocks all read what the encoder gives; use mesh.pp=1, or a decoder such as "
-            "LlamaConfig",
+            "a decoder, whose blocks all read what the encoder gives; use mesh.pp=1 without its options, or a "
+            "decoder such as LlamaConfig",
             "mesh=pp2 microbatches=4 model=hf model.n_layers=1 model.overrides={tie_word_embeddings:false}": (
                 "mesh.pp: makes 2 stages of 1 blocks, which leaves a stage without any; use fewer ranks or "
                 "stages, or a model with more blocks"
             ),
             "mesh=pp2 microbatches=4 model=python model.factory=tests.harness.user_models:healthy": (
                 "model.pp_split: must name the containers of blocks between which 2 stages are cut; use "
-                "model.pp_split=[layers], or mesh.pp=1"
+                "model.pp_split=[layers], or mesh.pp=1 without its options"
             ),
             "mesh=pp2 microbatches=4 model=python model.factory=tests.harness.user_models:healthy "
             "model.pp_split=[blocks]": "model.pp_split: must name a ModuleList, ModuleDict or Sequential of "
             "Stack, got 'blocks'; containers here: layers",
             "mesh=pp2 microbatches=4 model=python model.factory=tests.harness.user_models:ties_its_head "
             "model.pp_split=[layers]": "model.pp_split: stages 0 and 1 both read 'embedding.weight' or "
-            "'head.weight', and a weight is in one stage; untie them, or use mesh.pp=1",
+            "'head.weight', and a weight is in one stage; untie them, or use mesh.pp=1 without its options",
             "mesh=pp4 microbatches=4 model=llama_nano mesh.pp_schedule=zbv": "mesh.pp: makes 8 stages of 4 "
             "blocks, which leaves a stage without any; use fewer ranks or stages, or more model.n_layers",
             "mesh=pp2 model=llama_nano": "microbatches: must be at least the 2 stages for "
@@ -210,7 +210,7 @@ def test_refuses_operators_that_cannot_be_saved(line: str, message: str) -> None
             "got 3; make batch_size a multiple of 3",
             "mesh=pp2 microbatches=4 model=llama_nano wrap_order=call_site ac=full": "wrap_order: mesh.pp=2 "
             "cuts the model into stages, and call_site makes one region of the whole; use inside_fsdp, or "
-            "mesh.pp=1",
+            "mesh.pp=1 without its options",
             "mesh=pp2 microbatches=4 model=llama_nano compile=aot_eager compile_scope=model": "compile_scope: "
             "must be blocks: mesh.pp=2 cuts the model into stages, whose forwards end in the middle of the "
             "model's, got model; or use compile=none",
@@ -222,12 +222,13 @@ def test_refuses_operators_that_cannot_be_saved(line: str, message: str) -> None
             "mesh.pp_split_backward=false or mesh.pp_schedule=1f1b",
             "mesh=pp2 microbatches=4 model=llama_nano compile=aot_eager ac=budget ac.fraction=0.8 "
             "ac.executor=compiled": "ac.executor: must be eager: mesh.pp=2 cuts the model into stages, whose "
-            "calls in flight no plan of one graph counts, got compiled; or use mesh.pp=1",
+            "calls in flight no plan of one graph counts, got compiled; or use mesh.pp=1 without its options",
             "mesh=pp2 microbatches=4 model=llama_nano chunk=budget chunk.fraction=0.5": "chunk: mesh.pp=2 cuts "
-            "the model into stages, and chunk=budget plans the whole; use chunk=none, or mesh.pp=1",
+            "the model into stages, and chunk=budget plans the whole; use chunk=none, or mesh.pp=1 without its "
+            "options",
             "mesh=pp2 microbatches=4 model=llama_nano ac=budget ac.fraction=0.5 ac.host_gib=1": "ac.host_gib: "
             "must be 0: mesh.pp=2 cuts the model into stages, and plans of stages move nothing to the host, "
-            "got 1; or use mesh.pp=1",
+            "got 1; or use mesh.pp=1 without its options",
             "mesh=pp2 mesh.pp_schedule=zbv microbatches=4 model=llama_nano ac=torch_remat": "ac: torch_remat "
             "does not suit zbv, whose two parts of a backward ask it twice: it recomputes a region once; "
             "use mesh.pp_split_backward=false or mesh.pp_schedule=1f1b, or ac=full",

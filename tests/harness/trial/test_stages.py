@@ -262,14 +262,14 @@ def _scaled(model: _Toy, x: Tensor) -> Tensor:
 
 
 _CANNOT = "model.pp_split: _Toy cannot be cut between its blocks: "
-_REMEDY = "; use mesh.pp=1, or a model whose forward hands one tensor from block to block"
+_REMEDY = "; use mesh.pp=1 without its options, or a model whose forward hands one tensor from block to block"
 _ALONE = "model.pp_split: stage 1 of 2 cannot run alone: "
 _ALONE_REMEDY = (
-    ", which another stage has; use mesh.pp=1, or a model whose blocks read nothing of others but what the "
-    "one before gives"
+    ", which another stage has; use mesh.pp=1 without its options, or a model whose blocks read nothing of "
+    "others but what the one before gives"
 )
 _BOTH = "model.pp_split: stages 0 and 1 both read"
-_WEIGHT = "and a weight is in one stage; untie them, or use mesh.pp=1"
+_WEIGHT = "and a weight is in one stage; untie them, or use mesh.pp=1 without its options"
 TOYS = [
     pytest.param(_with_residual, f"{_CANNOT}'layers.1' takes no tensor as 'layers.0' gives them{_REMEDY}",
                  id="computes between its blocks"),
@@ -335,7 +335,8 @@ def test_stages_that_give_something_else_than_the_model_are_refused() -> None:
     with pytest.raises(StrategyError) as refusal:
         Cut.of(spec, plain, Mesh(pp=2), batch)
     assert str(refusal.value) == (
-        "model.pp_split: stages one after the other give something else than the whole model; use mesh.pp=1"
+        "model.pp_split: stages one after the other give something else than the whole model; use mesh.pp=1 "
+        "without its options"
     )
 
 
