@@ -215,8 +215,12 @@ class ModelSpec:
         """
         return ()
 
-    def replaced(self) -> tuple[str, ...]:
-        """Return what stands in for what the user's own code decides, such as `use_cache: True -> False`."""
+    def replaced(self, ep: int) -> tuple[str, ...]:  # noqa: ARG002 (as above)
+        """Return what stands in for what the user's own code decides, such as `use_cache: True -> False`.
+
+        Args:
+            ep: ranks that share experts.
+        """
         return ()
 
     def tensor_parallel_plan(self) -> dict[str, str]:

@@ -113,9 +113,9 @@ class HFSpec(LanguageModelSpec):
         found: tuple[str, ...] = _transformers().remarks(self._config(), ep)
         return found
 
-    def replaced(self) -> tuple[str, ...]:
+    def replaced(self, ep: int) -> tuple[str, ...]:
         """Return the fields of the configuration that the class would choose otherwise."""
-        found: tuple[str, ...] = _transformers().replaced(self._config(), self.overrides or {})
+        found: tuple[str, ...] = _transformers().replaced(self._config(), self.overrides or {}, ep)
         return found
 
     def tensor_parallel_plan(self) -> dict[str, str]:

@@ -152,7 +152,7 @@ class PythonSpec(LanguageModelSpec):
         """Return true: a factory may drop out whatever it likes."""
         return True
 
-    def replaced(self) -> tuple[str, ...]:
+    def replaced(self, ep: int) -> tuple[str, ...]:  # noqa: ARG002 (of mixtures of transformers)
         """Return the factory's own dropout where `dropout` replaces it, and modes that `train()` changes."""
         return (*self._call().replaced(), *self.made().modes)
 

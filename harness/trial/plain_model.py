@@ -81,7 +81,7 @@ class PlainModel:
             changed=dict(self.changed),
             inputs=inputs,
             remarks=(*spec.remarks(experiment.mesh.ep), *self._questions(experiment)),
-            replaced=(*spec.replaced(), *([STILL] if is_still else [])),
+            replaced=(*spec.replaced(experiment.mesh.ep), *([STILL] if is_still else [])),
         )
 
     def _questions(self, experiment: Experiment) -> tuple[str, ...]:

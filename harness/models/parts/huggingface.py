@@ -193,8 +193,14 @@ def remarks(config: PretrainedConfig, ep: int) -> tuple[str, ...]:
     return (f"experts_implementation is {used}{why}; model.overrides can name another",)
 
 
-def replaced(config: PretrainedConfig, overrides: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the fields of `config` that the class has otherwise under the same overrides, in words."""
+def replaced(config: PretrainedConfig, overrides: Mapping[str, Any], ep: int) -> tuple[str, ...]:
+    """Return the fields of `config` that the class has otherwise under the same overrides, in words.
+
+    Args:
+        config: the configuration.
+        overrides: those of the user.
+        ep: ranks that share experts.
+    """
     own = _own(type(config), {name: value for name, value in overrides.items() if name != _EXPERTS})
     before, after = own.to_dict(), config.to_dict()
     changed = [
@@ -203,7 +209,8 @@ def replaced(config: PretrainedConfig, overrides: Mapping[str, Any]) -> tuple[st
         if before.get(name) != value
     ]
     if _has_experts(config) and _EXPERTS not in overrides:
-        changed.append(f"{_EXPERTS}: the class's own -> eager")
+        runs = "eager" if ep == 1 else f"that of mesh.ep={ep}"
+        changed.append(f"{_EXPERTS}: the class's own -> {runs}")
     return tuple(changed)
 
 

@@ -220,7 +220,12 @@ def test_what_the_class_would_have_otherwise_is_said(
 ) -> None:
     if "vocab_size" in options.get("overrides", {}):
         options = {**options, "vocab_size": options["overrides"]["vocab_size"]}
-    assert make_spec("hf", **options).replaced() == replaced
+    assert make_spec("hf", **options).replaced(ep=1) == replaced
+
+
+def test_experts_that_ranks_share_are_no_eager_ones(make_spec: MakeSpec) -> None:
+    spec = make_spec("hf", config_class="MixtralConfig", layers_fqn="model.layers", **SMALL)
+    assert spec.replaced(ep=2)[-1] == "experts_implementation: the class's own -> that of mesh.ep=2"
 
 
 def test_a_plan_of_the_users_wins_over_the_classs(make_spec: MakeSpec) -> None:

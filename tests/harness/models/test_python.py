@@ -119,7 +119,7 @@ def test_dropout_is_the_factorys_own_unless_it_is_given(
 ) -> None:
     spec = make_spec("python", factory=f"{user_code}:{factory}", layers_fqn="blocks", dropout=dropout)
     assert spec.build().get_submodule("blocks.1").p == trained
-    assert spec.replaced() == replaced
+    assert spec.replaced(ep=1) == replaced
     assert spec.may_drop_out()
 
 
@@ -139,7 +139,7 @@ def test_errors_without_words_are_the_users(make_spec: MakeSpec, user_code: str)
 def test_a_module_that_trains_in_evaluation_is_said(make_spec: MakeSpec, user_code: str) -> None:
     spec = make_spec("python", factory=f"{user_code}:frozen", layers_fqn="blocks")
     assert [module.training for module in spec.build().modules()] == [True, True, True, True, False, True]
-    assert spec.replaced() == ("mode of blocks.1: training -> evaluation, by its own train()",)
+    assert spec.replaced(ep=1) == ("mode of blocks.1: training -> evaluation, by its own train()",)
 
 
 def test_example_inputs_make_the_batch(make_spec: MakeSpec, user_code: str) -> None:
