@@ -57,7 +57,8 @@ class Mesh:
             rank (arXiv:2310.01889). `ulysses`: ranks exchange parts of the sequence for heads
             (arXiv:2309.14509). `torch`: the ring of `torch.distributed.tensor.experimental`, on CUDA.
         ep: ranks that share the experts of each mixture, and send tokens to them and back (Lepikhin et al.
-            2020, arXiv:2006.16668). They are ranks of `dp_shard x cp`, and no others.
+            2020, arXiv:2006.16668). They are ranks of `dp_shard x cp`, and no others: each stage of a
+            pipeline shares its own experts, and so does each place along `tp`.
         ep_capacity: tokens that an expert takes from each rank, as a multiple of an equal share; choices
             beyond are dropped. `None` drops none.
         sp: ranks of `tp` hold the residual in parts of the sequence between those linears (Korthikanti et al.
@@ -272,8 +273,8 @@ class Mesh:
             defaults = {field.name: field.default for field in fields(self)}
             changed = [name for name in _OF_PIPELINES[1:] if getattr(self, name) != defaults[name]]
             if changed:
-                problem = f"is an option of pipelines, but {self.label} has one stage; use mesh=pp2"
-                raise ConfigError(f"mesh.{changed[0]}", problem)
+                problem = f"is an option of pipelines, but {self.label} has one stage"
+                raise ConfigError(f"mesh.{changed[0]}", f"{problem}; leave it out, or use mesh=pp2")
             return
         schedule, asked = self.pp_schedule, self.pp_stages_per_rank
         fewest, most = _STAGES_PER_RANK[schedule]
@@ -305,10 +306,9 @@ class Mesh:
         if self.ep % self.cp:
             problem = f"must be a multiple of mesh.cp, {self.cp}, whose ranks share experts too"
             raise ConfigError("mesh.ep", f"{problem}, got {self.ep}; use mesh.ep={shards}")
-        for name in ("tp", "pp"):
-            if getattr(self, name) > 1:
-                problem = f"must be 1 for mesh.ep={self.ep}: experts are whole, and in one model"
-                raise ConfigError(f"mesh.{name}", f"{problem}, got {getattr(self, name)}; or use mesh.ep=1")
+        if self.sp:
+            problem = f"does not suit mesh.ep={self.ep}, whose routers read whole sequences"
+            raise ConfigError("mesh.sp", f"{problem}; use false")
         if self.fsdp == "fsdp1":
             raise ConfigError("mesh.fsdp", "fsdp1 does not compose with ep > 1; use mesh.fsdp=fsdp2")
         if self.ep_capacity is None:

@@ -17,25 +17,28 @@ from harness.models.parts.expert_dispatch import RouterWatch
 from harness.records.measured import Routing
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RoutingLog:
     """Notes the routers of all models of a trial on one rank, each by its name.
 
     Fields:
         seen: what was noted, by router.
+        microbatch: number of the one that runs; a schedule, which has several in flight, says so.
     """
 
     seen: dict[str, Routing] = field(default_factory=dict)
+    microbatch: int = 0
 
     def watch(self, router: str) -> RouterWatch:
         """Return what follows one router of a model.
 
-        A recomputation visits the experts of forward: ranks whose tokens go elsewhere would exchange other
-        sizes than forward saved, and the step would end with no word of the router.
+        A recomputation visits the experts that the forward of its micro-batch visited: ranks whose tokens go
+        elsewhere would exchange other sizes than forward saved, and the step would end with no word of the
+        router.
         """
         # on the host and outside of torch: the step is measured, and shall hold no tensor more
         scores: NDArray[Any] | None = None
-        of_forward: NDArray[Any] | None = None
+        of_forward: dict[int, NDArray[Any]] = {}
 
         def note(of_experts: Tensor) -> None:
             nonlocal scores
@@ -43,21 +46,21 @@ class RoutingLog:
                 scores = _values(of_experts)
 
         def visited(experts: Tensor) -> Tensor:
-            nonlocal scores, of_forward
+            nonlocal scores
             if isinstance(experts, FakeTensor):
                 return experts
             chosen = _values(experts)
             if not is_backward():
                 margin = None if scores is None else _margin(scores, chosen)
-                of_forward, scores = chosen, None
+                of_forward[self.microbatch], scores = chosen, None
                 self._note(router, tokens=len(chosen), margin=margin, changed=0)
                 return experts
-            assert of_forward is not None, "a recomputation follows its forward"
-            changed = int((np.sort(chosen) != np.sort(of_forward)).any(1).sum())
+            first = of_forward[self.microbatch]  # a recomputation follows its forward
+            changed = int((np.sort(chosen) != np.sort(first)).any(1).sum())
             if not changed:
                 return experts
             self._note(router, tokens=len(chosen), margin=None, changed=changed)
-            return torch.from_numpy(of_forward).to(experts.device)
+            return torch.from_numpy(first).to(experts.device)
 
         return RouterWatch(note=note, visited=visited)
 

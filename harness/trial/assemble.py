@@ -221,6 +221,7 @@ def assemble(
             microbatches=experiment.microbatches,
             sample=sample,
             between=passed_on,
+            on_microbatch=partial(setattr, build.routing, "microbatch"),
         )
     site = made[0].site
     return Assembled(

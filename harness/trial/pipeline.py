@@ -64,6 +64,7 @@ class Pipeline:
         microbatches: number of those of a step.
         sample: a micro-batch.
         between: what a stage gives the next.
+        on_microbatch: told the number of each micro-batch whose forward or backward begins.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Pipeline:
         microbatches: int,
         sample: Batch,
         between: Tensor,
+        on_microbatch: Callable[[int], None] = lambda _number: None,
     ) -> None:
         self.stages, self.group = dict(stages), group
         self._around: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -84,6 +86,7 @@ class Pipeline:
         self._latest = 0
         self._outputs: Any = None
         self._watcher = Watcher()
+        self._on_microbatch = on_microbatch
         self._last, self._between = mesh.stages - 1, between
         given = between.detach().requires_grad_()
         made = [
@@ -172,6 +175,7 @@ class Pipeline:
 
     def forward(self, run: Callable[..., Any], number: int, args: tuple[Any, ...], stage: _Stage) -> Any:
         """Run the forward of a stage on a micro-batch; the first reads it, the last goes on to the loss."""
+        self._on_microbatch(number)
         self._watcher.on_action(f"{stage.stage_index}F{number}")
         self._watcher.enter("forward")
         self._latest = number
@@ -182,9 +186,10 @@ class Pipeline:
             self._watcher.on_forward(outputs, None)
         return outputs
 
-    def backward(self, run: Callable[[], None], part: BackwardPart, action: str) -> None:
-        """Run the backward of a stage, or one part of it."""
-        self._watcher.on_action(action)
+    def backward(self, run: Callable[[], None], part: BackwardPart, action: str, number: int) -> None:
+        """Run the backward of a stage on a micro-batch, or one part of it, which an action `2I3` names."""
+        self._on_microbatch(number)
+        self._watcher.on_action(f"{action}{number}")
         self._watcher.enter("backward", part)
         with _own_words():
             run()
@@ -250,12 +255,12 @@ class _Stage(PipelineStage):
     ) -> None:
         """Run the backward of one micro-batch, or compute the gradient of its input."""
         run = partial(PipelineStage.backward_one_chunk, self, number, loss, full_backward, last_backward)
-        self._pipeline.backward(run, "input", f"{self.stage_index}{'B' if full_backward else 'I'}{number}")
+        self._pipeline.backward(run, "input", f"{self.stage_index}{'B' if full_backward else 'I'}", number)
 
     def backward_weight_one_chunk(self, number: int, last_backward: bool = False) -> None:
         """Compute the gradients of weights of one micro-batch."""
         run = partial(PipelineStage.backward_weight_one_chunk, self, number, last_backward)
-        self._pipeline.backward(run, "weight", f"{self.stage_index}W{number}")
+        self._pipeline.backward(run, "weight", f"{self.stage_index}W", number)
 
 
 def _nothing_left() -> Callable[[], None]:

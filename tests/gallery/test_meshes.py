@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -179,6 +180,44 @@ def test_tokens_that_change_experts_are_found_with_router_and_rank(
     assert changed == [dict.fromkeys(names, 0), {names[0]: 0, names[1]: 2}]
     for routings in found:
         assert all(each.tokens == 32 and each.margin is not None and each.margin > 0 for each in routings)
+
+
+_SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "zbv")
+_IN_STAGES = [
+    pytest.param(
+        *row,
+        id=", ".join(map(str, row)),
+        marks=() if row[1:] == ("1f1b", "full") and "told" in row[0] else [pytest.mark.matrix],
+    )
+    for row in itertools.product(
+        ["sizes told anew", "sizes kept", "capacity"], _SCHEDULES, ["full", "nested"]
+    )
+]
+
+
+@pytest.mark.parametrize(("design", "schedule", "variant"), _IN_STAGES)
+def test_micro_batches_in_flight_are_told_apart(
+    pool4: RankPool, design: str, schedule: str, variant: str
+) -> None:
+    mesh = cases.in_stages(cases.MESHES["ep2_capacity" if design == "capacity" else "ep2"], schedule)
+    # a region for each block: `_sizes_kept` gives sizes back in the other order of blocks
+    options = {"levels": [4 // mesh.stages]} if variant == "nested" else {}
+    case = cases.of_four_blocks(
+        cases.experiment(
+            model="moe", mesh=mesh, variant=variant, options=options, batch_size=8, microbatches=4
+        )
+    )
+    found = pool4.run(flipped, case, design == "sizes kept")
+    changed = [{each.router: each.changed_tokens for each in routings} for routings in found]
+    routers = {
+        stage: [f"layers.{block}.feed_forward.router" for block in blocks]
+        for stage, blocks in enumerate(
+            [(0, 1), (2, 3)] if mesh.stages == mesh.pp else [(0,), (1,), (2,), (3,)]
+        )
+    }
+    for rank, tokens in enumerate(changed):
+        own = [name for stage in mesh.stages_of(mesh.coordinate(rank).pp) for name in routers[stage]]
+        assert tokens == {name: 2 * (rank % 2) * name.startswith("layers.1.") for name in own}
 
 
 def test_kept_choices_do_not_change(pool2: RankPool) -> None:

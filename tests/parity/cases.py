@@ -135,6 +135,16 @@ MESHES = {
 }
 
 
+def in_stages(mesh: Mesh, schedule: str) -> Mesh:
+    """Return two ranks of stages, each on such a mesh; FSDP keeps weights whole, as some schedules ask."""
+    return replace(mesh, pp=2, pp_schedule=schedule, reshard_after_forward=not mesh.is_sharded)
+
+
+def of_four_blocks(case: Experiment) -> Experiment:
+    """Return a case whose model has as many blocks as the schedules have stages on two ranks."""
+    return replace(case, model=replace(case.model, n_layers=4))  # type: ignore[call-arg]  # of transformers
+
+
 _make_plan = ChunkPlan.make
 _chunk_plans: dict[str, ChunkPlan] = {}
 _sharding_plans: dict[str, ShardPlan | None] = {}

@@ -188,15 +188,9 @@ def test_refuses_what_is_out_of_range(options: dict[str, object], message: str) 
             {"dp_shard": 2, "cp": 4, "ep": 2},
             "mesh.ep: must be a multiple of mesh.cp, 4, whose ranks share experts too, got 2; use mesh.ep=8",
         ),
-        *(
-            (
-                {"dp_shard": 2, "ep": 2, name: 2},
-                (
-                    f"mesh.{name}: must be 1 for mesh.ep=2: experts are whole, and in one model, got 2; or "
-                    "use mesh.ep=1"
-                ),
-            )
-            for name in ("tp", "pp")
+        (
+            {"dp_shard": 2, "ep": 2, "tp": 2, "sp": True},
+            "mesh.sp: does not suit mesh.ep=2, whose routers read whole sequences; use false",
         ),
         (
             {"dp_shard": 2, "ep": 2, "fsdp": "fsdp1"},
@@ -252,7 +246,10 @@ def test_refuses_what_is_out_of_range(options: dict[str, object], message: str) 
         ),
         (
             {"pp_schedule": "gpipe"},
-            "mesh.pp_schedule: is an option of pipelines, but single has one stage; use mesh=pp2",
+            (
+                "mesh.pp_schedule: is an option of pipelines, but single has one stage; leave it out, or use "
+                "mesh=pp2"
+            ),
         ),
         (
             {"pp": 2, "pp_split_backward": False},
@@ -325,9 +322,11 @@ def test_a_dense_mesh_has_no_option_that_nothing_reads(mesh: Mesh, whole: Mesh) 
         (Mesh(dp_shard=2, cp=2, ep=2), "shard2_cp2_ep2"),
         (Mesh(dp_replicate=2, dp_shard=2, ep=2), "hsdp2x2_ep2"),
         (Mesh(cp=2, ep=2), "cp2_ep2"),
+        (Mesh(pp=2, dp_shard=2, ep=2), "pp2_ep2"),
+        (Mesh(pp=2, dp_shard=2, ep=2, tp=2), "pp2_ep2_tp2"),
     ],
 )
 def test_ranks_of_experts_are_those_of_shards(mesh: Mesh, label: str) -> None:
     assert mesh.label == label
     assert mesh.is_sharded
-    assert mesh.world_size == mesh.dp * mesh.cp
+    assert mesh.world_size == mesh.dp * mesh.cp * mesh.pp * mesh.tp
