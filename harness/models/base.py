@@ -207,11 +207,12 @@ class ModelSpec:
         """Return whether the model has dropout, or nobody knows."""
         return self.dropout > 0
 
-    def remarks(self, ep: int) -> tuple[str, ...]:  # noqa: ARG002 (mixtures of transformers do)
+    def remarks(self, *, ep: int, tp: int) -> tuple[str, ...]:  # noqa: ARG002 (mixtures of transformers do)
         """Return sentences on what was decided about the model that its reader may not expect.
 
         Args:
             ep: ranks that share experts.
+            tp: ranks that share linears.
         """
         return ()
 

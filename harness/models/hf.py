@@ -108,9 +108,9 @@ class HFSpec(LanguageModelSpec):
         found: bool = _transformers().drops_out(self._config())
         return found
 
-    def remarks(self, ep: int) -> tuple[str, ...]:
+    def remarks(self, *, ep: int, tp: int) -> tuple[str, ...]:
         """Return how experts run."""
-        found: tuple[str, ...] = _transformers().remarks(self._config(), ep)
+        found: tuple[str, ...] = _transformers().remarks(self._config(), ep=ep, tp=tp)
         return found
 
     def replaced(self, ep: int) -> tuple[str, ...]:

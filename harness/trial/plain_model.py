@@ -71,17 +71,18 @@ class PlainModel:
     def as_trained(self, experiment: Experiment) -> TrainedModel:
         """Return what the record says of the model, and of what stands in for the user's code."""
         spec = experiment.model
+        mesh = experiment.mesh
         inputs = "tokens" if spec.reads_tokens() else "samples"
         if spec.fixed_batch(device="meta") is not None:
             inputs = "example rows" if spec.splits_fixed_batch() else "example"
-        is_still = experiment.mesh.tp * experiment.mesh.pp > 1 and spec.may_drop_out()
+        is_still = mesh.tp * mesh.pp > 1 and spec.may_drop_out()
         return TrainedModel(
             elements=made_model.elements_by_dtype(self.model),
             computes_in=made_model.dtype_name(self.precision.computes_in(self.model)),
             changed=dict(self.changed),
             inputs=inputs,
-            remarks=(*spec.remarks(experiment.mesh.ep), *self._questions(experiment)),
-            replaced=(*spec.replaced(experiment.mesh.ep), *([STILL] if is_still else [])),
+            remarks=(*spec.remarks(ep=mesh.ep, tp=mesh.tp), *self._questions(experiment)),
+            replaced=(*spec.replaced(mesh.ep), *([STILL] if is_still else [])),
         )
 
     def _questions(self, experiment: Experiment) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ from harness.models.parts import made_model
 from harness.models.parts.context_attention import ContextAttention, Ring
 from harness.models.parts.given_inputs import by_position
 from strategies import generators
+from strategies.regions.block_search import is_under
 
 HEADS: Mapping[str, type[Any]] = {
     "causal": AutoModelForCausalLM,
@@ -70,6 +71,8 @@ _STYLES = {
     "rowwise_split_input": "row_scattered",
 }
 """Words of tensor parallel plans, by those of `transformers`."""
+
+_STYLE_OF_EXPERTS = "moe_tp_experts"
 
 
 def make_config(
@@ -182,15 +185,23 @@ def image_batch(config: PretrainedConfig, head: str | None, count: int, random: 
     return _called_with(config, head, {"pixel_values": images}, classes)
 
 
-def remarks(config: PretrainedConfig, ep: int) -> tuple[str, ...]:
-    """Return what was decided about the model of `config`, whose experts `ep` ranks share."""
+def remarks(config: PretrainedConfig, *, ep: int, tp: int) -> tuple[str, ...]:
+    """Return what was decided about the model of `config`.
+
+    Args:
+        config: the configuration.
+        ep: ranks that share experts.
+        tp: ranks that share linears.
+    """
     if not _has_experts(config):
         return ()
+    held = (f"each of mesh.tp={tp} ranks holds experts whole",) if tp > 1 else ()
     if ep > 1:
-        return (f"experts_implementation is that of mesh.ep={ep}; with 1 model.overrides can name another",)
+        said = f"experts_implementation is that of mesh.ep={ep}; with 1 model.overrides can name another"
+        return (said, *held)
     used = config._experts_implementation  # noqa: SLF001 (no public name)
     why = ", which runs in every dtype on every device" if used == "eager" else ""
-    return (f"experts_implementation is {used}{why}; model.overrides can name another",)
+    return (f"experts_implementation is {used}{why}; model.overrides can name another", *held)
 
 
 def replaced(config: PretrainedConfig, overrides: Mapping[str, Any], ep: int) -> tuple[str, ...]:
@@ -237,11 +248,15 @@ def make_model(config: PretrainedConfig, head: str | None) -> nn.Module:
 def tensor_parallel_plan(config: PretrainedConfig, head: str | None) -> dict[str, str]:
     """Return the class's own plan with full FQN patterns; empty when it has none.
 
+    Experts stay whole: all ranks of `tp` hold the same tokens, and compute the same of them.
+
     Raises:
         ConfigError: the plan asks for another way to split.
     """
     prefix = model_class(config, head).base_model_prefix
     plan: Mapping[str, str] = config.base_model_tp_plan or {}
+    whole = [pattern for pattern, style in plan.items() if style == _STYLE_OF_EXPERTS]
+    plan = {name: style for name, style in plan.items() if not any(is_under(name, each) for each in whole)}
     for pattern, style in plan.items():
         if style not in _STYLES:
             problem = f"the tensor parallel plan of {type(config).__name__} wants {style!r} for {pattern!r}"

@@ -150,7 +150,8 @@ def test_what_was_decided_is_said(make_spec: MakeSpec, overrides: dict[str, str]
     spec = make_spec(
         "hf", config_class="MixtralConfig", layers_fqn="model.layers", overrides=overrides, **SMALL
     )
-    assert spec.remarks(ep) == (said,)
+    assert spec.remarks(ep=ep, tp=1) == (said,)
+    assert spec.remarks(ep=ep, tp=2) == (said, "each of mesh.tp=2 ranks holds experts whole")
 
 
 _GPT2 = (
@@ -286,6 +287,12 @@ def test_llama_brings_its_tensor_parallel_plan(make_spec: MakeSpec) -> None:
     spec.check(sequence_length=16, tp=2)
 
 
+def test_experts_stay_whole_in_the_plan_of_a_mixture(make_spec: MakeSpec) -> None:
+    attention = {f"model.layers.*.self_attn.{name}_proj": "column" for name in "qkv"}
+    plan = make_spec("hf", **(LLAMA | {"config_class": "MixtralConfig"})).tensor_parallel_plan()
+    assert plan == {**attention, "model.layers.*.self_attn.o_proj": "row"}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -400,12 +407,12 @@ def test_one_vocabulary_only(make_spec: MakeSpec) -> None:
             id="nor the key-value heads",
         ),
         pytest.param(
-            {"config_class": "MixtralConfig"},
+            {"config_class": "Glm4MoeLiteConfig"},
             2,
-            "mesh.tp: the tensor parallel plan of MixtralConfig wants 'packed_colwise' for "
-            "'layers.*.mlp.experts.gate_up_proj', which is not supported; name linears with "
+            "mesh.tp: the tensor parallel plan of Glm4MoeLiteConfig wants 'mla_kv_a_proj' for "
+            "'layers.*.self_attn.kv_a_proj_with_mqa', which is not supported; name linears with "
             "model.tp_column and model.tp_row, or use 1",
-            id="a plan for packed experts",
+            id="a plan with a way that nobody here has",
         ),
     ],
 )
