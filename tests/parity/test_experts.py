@@ -17,13 +17,14 @@ from torch.nn import functional
 
 from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
+from harness.measure import routing
 from harness.measure.routing import RoutingLog
 from harness.models.moe import MoESpec
 from harness.models.parts.exchange import Exchanged
 from harness.models.parts.expert_dispatch import slots
 from harness.models.parts.feed_forward import RoutedExperts
 from harness.predict.prediction import step_of
-from harness.records.measured import StepBytes
+from harness.records.measured import Routing, StepBytes
 from harness.records.merge_ranks import RankRouting, Work
 from harness.records.parity_result import Parity
 from harness.records.verdict import verdict
@@ -337,9 +338,25 @@ def test_collectives_are_those_predicted(
         assert getattr(memory, part.name) == getattr(predicted.memory, part.name)
 
 
+def test_a_recomputation_is_held_against_the_forward_of_its_micro_batch() -> None:
+    log = RoutingLog()
+    watch = log.watch("router")
+    chosen = [torch.tensor([[0, 1], [1, 2]]), torch.tensor([[2, 3], [0, 1]])]
+    for number, experts in enumerate(chosen):
+        log.microbatch = number
+        assert watch.visited(experts) is experts
+    with mock.patch.object(routing, "is_backward", return_value=True):
+        for number, experts in enumerate(chosen):
+            log.microbatch = number
+            assert watch.visited(experts) is experts
+        assert log.routings() == (Routing(router="router", tokens=2),)
+        assert watch.visited(chosen[0]).equal(chosen[1])
+    assert log.routings() == (Routing(router="router", tokens=2, changed_tokens=2),)
+
+
 def test_a_flip_is_a_verdict() -> None:
-    routing = RankRouting(router="layers.1.router", tokens=32, changed_tokens=2, rank=1)
-    work = Work(forward_flops=1, backward_flops=2, recomputed_flops=1, recomputed_ops={}, routing=(routing,))
+    seen = RankRouting(router="layers.1.router", tokens=32, changed_tokens=2, rank=1)
+    work = Work(forward_flops=1, backward_flops=2, recomputed_flops=1, recomputed_ops={}, routing=(seen,))
     shown = verdict(saves_nothing=False, memory=None, work=work, parity=None)
     sends = "sends 2 of 32 tokens to other experts than forward"
     reason = f"routing: recomputation of 'layers.1.router' on rank 1 {sends}"
