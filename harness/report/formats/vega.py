@@ -19,8 +19,11 @@ from harness.records.files import make_folder, write_atomically
 
 _EMBED = "window.acbenchEmbed = vegaEmbed;"
 _BEYOND_16_BITS = re.compile("[\U00010000-\U0010ffff]")
-_FOR_SCRIPTS = re.compile(' (?:class|aria-[a-z]+|role|pointer-events)="[^"]*"')
-"""What nobody reads in a picture, more than a quarter of its text."""
+_FOR_SCRIPTS = re.compile(
+    ' (?:(?:class|aria-[a-z]+|role|pointer-events)="[^"]*"|opacity="1")'
+    '|<path d=""[^>]*/>|<path d="M0,0h0v0h0Z"[^>]*/>'
+)
+"""Attributes that nobody reads in a picture, and paths without length: more than a third of its text."""
 _PLACES = re.compile(' (?:d|transform|x1|x2|y1|y2)="[^"]*"')
 _FINER = re.compile(r"(\.\d\d)\d+")
 _DIGITS = 12
