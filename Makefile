@@ -35,7 +35,7 @@ matrix: $(STAMP)
 
 # Known silent defects and their controls (docs/gallery), judged; to run again with every release of torch.
 gallery: $(STAMP)
-	$(BIN)/python -m bench.gallery
+	$(BIN)/python -m tests.gallery.judge
 
 # What a change must pass.
 check: lint test

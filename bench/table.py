@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 from rich.markup import escape
 from rich.table import Table
 
+from harness.records.statistics import Ratio
+
 Column: TypeAlias = str | Callable[[Any], str]
 """What a column shows of a row: the field that `name` or `name:format` names, or what a function returns."""
 
@@ -38,6 +40,13 @@ def table_of(
     for cells in texts:
         made.add_row(*map(escape, cells))
     return made
+
+
+def ratio_words(ratio: Ratio | None, digits: int = 2) -> str:
+    """Return a median ratio with its interval."""
+    if ratio is None:
+        return NOTHING
+    return f"{ratio.median:.{digits}f} [{ratio.low:.{digits}f}, {ratio.high:.{digits}f}]"
 
 
 def _text(row: Any, column: Column) -> str:

@@ -90,7 +90,7 @@ class WithLoss(nn.Module):
         return functional.cross_entropy(logits_BSV.flatten(0, 1), tokens_BS.flatten())
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Point:
     """A model, a budget and the time it may take.
 
@@ -112,67 +112,29 @@ def _tokens() -> tuple[Tensor, ...]:
     return (torch.randint(0, 16_384, (1, 1_024)),)
 
 
-def _language_model() -> nn.Module:
-    return WithLoss(4, 256, 4, 16_384)
-
-
-def _short_attention() -> nn.Module:
-    return Stack(2, 256, 4)
-
-
 def _values(length: int, width: int = 256) -> Callable[[], tuple[Tensor, ...]]:
     return lambda: (torch.randn(1, length, width),)
 
 
 _GPT_MIB = 16.6 / 111  # what AutoChunk's code needs of what the plain model needs
+_LANGUAGE = ("gpt with head and loss", lambda: WithLoss(4, 256, 4, 16_384), _tokens)
+_GPT = ("gpt 768 x 1,024", lambda: Stack(2, 768, 12, is_causal=True), _values(1_024, 768))
+_SHORT = ("attention 2,048", lambda: Stack(2, 256, 4), _values(2_048))
 FORWARD = (
-    Point(
-        name="attention 2,048", make=lambda: Stack(1, 256, 4), sample=_values(2_048), fraction=0.1,
-        allowed_slowdown=1.18,
-    ),
-    Point(
-        name="attention 4,096", make=lambda: Stack(1, 256, 4), sample=_values(4_096), fraction=0.05,
-        allowed_slowdown=1.05,
-    ),
-    Point(
-        name="gpt 768 x 1,024", make=lambda: Stack(2, 768, 12, is_causal=True),
-        sample=_values(1_024, 768), fraction=_GPT_MIB, allowed_slowdown=1.1,
-    ),
-    Point(
-        name="gpt 768 x 1,024", make=lambda: Stack(2, 768, 12, is_causal=True),
-        sample=_values(1_024, 768), fraction=12 / 111, allowed_slowdown=None,
-    ),
-    Point(
-        name="vit 384 x 2,305", make=lambda: Stack(4, 384, 6), sample=_values(2_305, 384), fraction=0.09,
-        allowed_slowdown=1.05,
-    ),
-    Point(
-        name="gpt with head and loss", make=_language_model, sample=_tokens, fraction=0.2,
-        allowed_slowdown=1.1,
-    ),
-)  # fmt: skip
+    Point("attention 2,048", lambda: Stack(1, 256, 4), _values(2_048), 0.1, 1.18),
+    Point("attention 4,096", lambda: Stack(1, 256, 4), _values(4_096), 0.05, 1.05),
+    Point(*_GPT, _GPT_MIB, 1.1),
+    Point(*_GPT, 12 / 111, None),
+    Point("vit 384 x 2,305", lambda: Stack(4, 384, 6), _values(2_305, 384), 0.09, 1.05),
+    Point(*_LANGUAGE, 0.2, 1.1),
+)
 TRAINING = (
-    Point(
-        name="gpt with head and loss", make=_language_model, sample=_tokens, fraction=0.1,
-        allowed_slowdown=1.22,
-    ),
-    Point(
-        name="gpt with head and loss", make=_language_model, sample=_tokens, fraction=0.07,
-        allowed_slowdown=1.3,
-    ),
-    Point(
-        name="gpt with head and loss", make=_language_model, sample=_tokens, fraction=0.02,
-        allowed_slowdown=1.3,
-    ),
-    Point(
-        name="attention 2,048", make=_short_attention, sample=_values(2_048), fraction=0.2,
-        allowed_slowdown=1.2,
-    ),
-    Point(
-        name="attention 2,048", make=_short_attention, sample=_values(2_048), fraction=0.1,
-        allowed_slowdown=1.4,
-    ),
-)  # fmt: skip
+    Point(*_LANGUAGE, 0.1, 1.22),
+    Point(*_LANGUAGE, 0.07, 1.3),
+    Point(*_LANGUAGE, 0.02, 1.3),
+    Point(*_SHORT, 0.2, 1.2),
+    Point(*_SHORT, 0.1, 1.4),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

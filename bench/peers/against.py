@@ -27,8 +27,7 @@ from bench.peers.compared import Compared, Comparison
 from bench.peers.ours import Ablation
 from bench.peers.peer import Peer
 from bench.peers.workload import WORKLOADS, Workload
-from bench.table import NOTHING, table_of
-from harness.records.statistics import Ratio
+from bench.table import ratio_words, table_of
 
 SHARES = tuple(share / 100 for share in range(20, 101, 5))
 """Budgets of ablations and of the figure's lines."""
@@ -125,8 +124,8 @@ def _table(rows: Sequence[Compared]) -> Table:
             "bound": "bound:.2f",
             "points": "points:+.2f",
             "": lambda row: row.reason or row.verdict,
-            "time": lambda row: _ratio(row.time),
-            "ours / peer": lambda row: _ratio(row.ours_over_peer),
+            "time": lambda row: ratio_words(row.time),
+            "ours / peer": lambda row: ratio_words(row.ours_over_peer),
         },
         caption="peak: of the plain step; ours: ac=budget at the peer's peak; times: [95 % interval]",
     )
@@ -140,7 +139,3 @@ def _ablation_table(rows: Sequence[Ablation]) -> Table:
         "whole blocks": "whole_blocks:.2f",
     }
     return table_of(rows, columns, title="extra FLOPs %, with less to choose from")
-
-
-def _ratio(ratio: Ratio | None) -> str:
-    return NOTHING if ratio is None else f"{ratio.median:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"

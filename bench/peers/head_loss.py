@@ -27,7 +27,7 @@ from bench.chunking.chunk_attempt import peak_bytes, relative_difference, result
 from bench.output import parser, publish
 from bench.peers import libraries
 from bench.peers.peer import CannotRunError
-from bench.table import NOTHING, table_of
+from bench.table import ratio_words, table_of
 from harness.measure.speed.timing import host_time_s, in_turns
 from harness.models.base import Batch
 from harness.records.statistics import Ratio, ratio_to_baseline
@@ -218,13 +218,9 @@ def _table(rows: Sequence[HeadPeer]) -> Table:
             "way": "way",
             "activations": "activation_bytes:,",
             "/ plain": "share:.1%",
-            "time / plain": lambda row: NOTHING if row.time is None else _ratio(row.time),
+            "time / plain": lambda row: ratio_words(row.time),
             "difference": "difference:.1e",
             "": "reason",
         },
         caption=f"by hand and torchtune: {_CHUNKS} chunks of tokens",
     )
-
-
-def _ratio(ratio: Ratio) -> str:
-    return f"{ratio.median:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"

@@ -9,8 +9,7 @@ in turns; times are CPU seconds of one thread, which other programs of a busy ma
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -18,9 +17,10 @@ import torch
 from rich.table import Table
 
 from bench.output import parser, publish
+from bench.overhead.steps import process_time_s
 from bench.peers.ours import carried_out, step_graph
 from bench.peers.workload import Workload
-from bench.table import NOTHING, table_of
+from bench.table import ratio_words, table_of
 from harness.measure.speed.timing import in_turns
 from harness.records.statistics import Ratio, ratio_to_baseline
 from harness.trial.steps import train
@@ -116,7 +116,7 @@ def rows_of(width: int, turns: int) -> Iterator[AtPeak]:
         ours = workload.measured(planned)
         batch = workload.batch(0)
         steps = [partial(train, each, batch) for each in (plain, theirs, planned)]
-        times = in_turns(steps, warmup=2, turns=turns, clock=_cpu_s)
+        times = in_turns(steps, warmup=2, turns=turns, clock=process_time_s)
         yield row(
             ours_share=ours.peak_bytes / measured.peak_bytes,
             ours_extra=100 * (ours.flops / measured.flops - 1),
@@ -124,12 +124,6 @@ def rows_of(width: int, turns: int) -> Iterator[AtPeak]:
             plain_over_peer=ratio_to_baseline(times[0], times[1]),
             ours_over_peer=ratio_to_baseline(times[2], times[1]),
         )
-
-
-def _cpu_s(step: Callable[[], object]) -> float:
-    begin = time.process_time()
-    step()
-    return time.process_time() - begin
 
 
 def _table(rows: Sequence[AtPeak]) -> Table:
@@ -143,12 +137,8 @@ def _table(rows: Sequence[AtPeak]) -> Table:
             "ours, peak": "ours_share:.3f",
             "ours, FLOPs %": "ours_extra:.1f",
             "misses, bytes": "misses_bytes",
-            "plain / peer": lambda row: _ratio(row.plain_over_peer),
-            "ours / peer": lambda row: _ratio(row.ours_over_peer),
+            "plain / peer": lambda row: ratio_words(row.plain_over_peer, 3),
+            "ours / peer": lambda row: ratio_words(row.ours_over_peer, 3),
         },
         caption="times: CPU seconds in turns, median ratio [95 % interval]",
     )
-
-
-def _ratio(ratio: Ratio | None) -> str:
-    return NOTHING if ratio is None else f"{ratio.median:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"

@@ -2,7 +2,7 @@
 
     python -m docs.tools.gallery
 
-What the check said comes from the kept results of `bench.gallery`, one a release of torch.
+What the check said comes from the kept results of `tests.gallery.judge`, one a release of torch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Controls look like defects and are right.
 
 ```console
 $ make gallery                            # judges all entries, prints the table
-$ python -m bench.gallery --only n13      # one entry
+$ python -m tests.gallery.judge --only n13      # one entry
 ```
 
 Defects of pipelines and of gradients that accumulate stand [apart](pipelines.md).

@@ -30,7 +30,7 @@ measured at these commits. The first command runs cells of variants anew and wri
 of a test too, which resumes:
 
 ```console
-$ python -m bench.legality modules megatron tiles
+$ python -m tests.matrix.legality_rows modules megatron tiles
 $ python -m pytest -m '' tests/matrix/test_legality.py -k 'none-single'
 ```
 
@@ -50,10 +50,11 @@ _STEPS = """\
 ## Pipelines and micro-batches
 
 Four micro-batches of a `llama` with dropout, under each schedule of a [pipeline](pipelines.md) of two ranks,
-against the twin and against one process that is not cut. `python -m bench.pipelines` runs these cells;
-`tests/matrix/test_steps_in_parts.py` runs them again, and compares each with this table. Without a pipeline
-every eager variant is neutral on `single`, `tp2`, and `ddp2`, `shard2` and FSDP1 with `mesh.sync=each` and
-`last`, but for `ac=budget` with `last` under FSDP, which is refused: `tests/matrix/test_microbatches.py`.
+against the twin and against one process that is not cut. `python -m tests.matrix.pipeline_rows` runs these
+cells; `tests/matrix/test_steps_in_parts.py` runs them again, and compares each with this table. Without a
+pipeline every eager variant is neutral on `single`, `tp2`, and `ddp2`, `shard2` and FSDP1 with
+`mesh.sync=each` and `last`, but for `ac=budget` with `last` under FSDP, which is refused:
+`tests/matrix/test_microbatches.py`.
 """
 
 

@@ -1,4 +1,4 @@
-"""The table of collectives on each mesh, of the kept results of `bench.pipelines --part meshes`."""
+"""The table of collectives on each mesh, of kept results of `tests.matrix.pipeline_rows --part meshes`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of steps in micro-batches, of the kept results of `bench.pipelines`."""
+"""Tables of steps in micro-batches, of the kept results of `tests.matrix.pipeline_rows`."""
 
 from __future__ import annotations
 

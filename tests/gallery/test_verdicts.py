@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bench.gallery import judged
 from harness.measure.probes.likely_causes import CAUSES
 from tests.gallery.entries import CONTROLS, DEFECTS
+from tests.gallery.judge import judged
 from tests.gallery.rows import OF_ONE_CAUSE, rows_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what torch warns of is part of some defects

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.pipelines import rows_of
 from docs.tools.meshes import kept
 from harness.ranks.agent import Agent
 from tests.matrix.mesh_cells import PLACES, cells, counts_of
+from tests.matrix.pipeline_rows import rows_of
 from tests.matrix.steps_in_parts import judgement
 
 

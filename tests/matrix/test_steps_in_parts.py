@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.pipelines import rows_of
 from docs.tools.pipelines import kept, places_table
 from harness.ranks.agent import Agent
 from tests.gallery.entries import STEPS
+from tests.matrix.pipeline_rows import rows_of
 from tests.matrix.steps_in_parts import KNOWN_BAD, PLACES, Cell, cells, judgement
 
 _TORCH = Cell(variant="ac=full ac.split_backward=torch", place="mesh=pp2 mesh.pp_schedule=zbv")

@@ -1,6 +1,6 @@
 """Entries of the gallery, judged by `assert_neutral`: silent defects of checkpointing, and their controls.
 
-python -m bench.gallery --only n13 c29
+python -m tests.gallery.judge --only n13 c29
 """
 
 from __future__ import annotations
@@ -122,6 +122,7 @@ def _not_run(name: str, lacking: str) -> Judged:
 
 def _arguments() -> argparse.Namespace:
     made = parser(__doc__, "gallery")
+    made.prog = "python -m tests.gallery.judge"
     made.add_argument("--only", nargs="+", help="how names of modules start")
     return made.parse_args()
 

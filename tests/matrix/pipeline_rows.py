@@ -4,7 +4,7 @@ Each cell is refused with its reason, or runs as `acbench` runs it: beside its t
 against one process that is not cut. What is kept are verdicts and integers, which repeat: forwards of a
 block, FLOPs of the backward over the twin's and the activation peak of each rank; or collectives by axis.
 
-    python -m bench.pipelines [--part meshes] [--only zero_bubble]
+    python -m tests.matrix.pipeline_rows [--part meshes] [--only zero_bubble]
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ PARTS = {"pipelines": steps_in_parts.cells, "meshes": mesh_cells.cells}
 def main(words: Sequence[str]) -> int:
     """Run all cells, print the table, write the JSON; 1 where one ends otherwise than is known."""
     arguments = parser(__doc__, "pipelines")
+    arguments.prog = "python -m tests.matrix.pipeline_rows"
     arguments.add_argument("--part", choices=PARTS, default="pipelines", help="which cells")
     arguments.add_argument("--only", default="", help="cells whose words have this")
     arguments.set_defaults(out=None)

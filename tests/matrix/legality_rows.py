@@ -1,6 +1,6 @@
 """Cells of the legality matrix, for its page: how those of the named variants end.
 
-python -m bench.legality modules megatron tiles
+python -m tests.matrix.legality_rows modules megatron tiles
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tests.matrix.legality import BATCH, VARIANTS, cells, judgement, outcome, pr
 def main() -> int:
     """Run the cells, print a table and all that is unexpected, write the JSON; 1 if there is such."""
     made = parser(__doc__, "legality_added")
+    made.prog = "python -m tests.matrix.legality_rows"
     made.add_argument("variants", nargs="+", choices=(*VARIANTS, "tiles"), help="of ac; tiles is of chunk")
     arguments = made.parse_args()
     everything = cells()
@@ -38,7 +39,7 @@ def main() -> int:
                 found = records(agent, [cell.experiment() for cell in batch], Path(folder))
                 ran |= {cell.words: outcome(record) for cell, record in zip(batch, found, strict=True)}
             seconds[compiler] += round(time.perf_counter() - begun)
-            print(f"{len(ran)} of {len(chosen)}: {mesh}, {compiler}", flush=True)
+            sys.stderr.write(f"{len(ran)} of {len(chosen)}: {mesh}, {compiler}\n")
     counts = Counter(((cell.chunk or cell.variant), judgement(cell, ran[cell.words])) for cell in chosen)
     table = table_of(
         sorted(counts),
@@ -59,7 +60,7 @@ def main() -> int:
     publish(table, arguments.out, protocol=protocol(), results=results)
     problems = unexpected(ran, {cell.words: cell for cell in chosen})
     for words, problem in problems.items():
-        print(f"UNEXPECTED {words}: {problem}")
+        sys.stderr.write(f"UNEXPECTED {words}: {problem}\n")
     return int(bool(problems))
 
 
