@@ -90,9 +90,7 @@ class _Waiting(Loader):
     """Loads a module without running it, and runs it once.
 
     Fields:
-        real: runs it.
         lock: held while a module runs; one for all.
-        begun: whether it runs or has run.
         error: what running it raised, for every reader.
     """
 

@@ -89,7 +89,6 @@ def optional_package(name: str, *, where: str, extra: str) -> ModuleType:
     Args:
         name: name of the package, as it is imported.
         where: option that needs the package.
-        extra: name of the extra.
 
     Raises:
         MissingPackageError: the package is not installed.

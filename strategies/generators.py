@@ -37,7 +37,6 @@ class Kind:
     """A kind of objects that draw random numbers.
 
     Fields:
-        types: their class.
         read: returns the state of one; `None` for one without a state.
         write: puts it back; `None` where that is not possible.
     """
@@ -71,7 +70,6 @@ class Source:
 
     Fields:
         name: its device, `python` or `numpy`, or its class where code holds it.
-        read, write: its state.
         seen: reads its state where meters of memory see it, for a state that somebody holds through a step.
         memory: what it has in memory; `None` where that is unknown.
         memory_of: memory of a state; `None` where more than that belongs to it.
@@ -102,7 +100,6 @@ class State(NamedTuple):
     hold the state that was given, and no second normal number waits with it.
 
     Fields:
-        source: the generator.
         value: the state, as the generator gives it.
         memory: the generator's memory then; `None` where that does not tell.
     """
@@ -244,9 +241,6 @@ class DrawWatch:
     """Finds out whether a call of an operator draws random numbers, which its tags do not tell.
 
     Watched are the generators of the CPU and of the operands' devices. Make it before the call.
-
-    Args:
-        devices: devices of the operands.
     """
 
     def __init__(self, devices: Iterable[torch.device]) -> None:

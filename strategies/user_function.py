@@ -145,7 +145,6 @@ class UserFunction:
         return [parameter.name for parameter in parameters[self.given :] if parameter.kind in _NAMED]
 
     def _missing(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
-        """Say how to give what a function requires and does not get."""
         try:
             parameters = [*signature(function).parameters.values()][self.given :]
         except ValueError:  # some builtins do not tell

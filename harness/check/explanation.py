@@ -96,7 +96,6 @@ class Explanation:
         return NOT_REENTRANT in remedy or (not is_ours and IN_ITS_PLACE in remedy)
 
     def _with_remedy(self, found: Neutrality) -> Neutrality:
-        """Return the same with the first remedy that helps, or with all that were tried in vain."""
         first = found.first or {}
         steps = first.get("step", 0) + 1 if first["probe"] == "parity" else 1
         operator = "" if found.recomputation is None else found.recomputation.operator
@@ -154,7 +153,6 @@ class Explanation:
 
 
 def _guessed(found: Neutrality, cause: LikelyCause | None, *, with_option: bool) -> Neutrality:
-    """Return the same with a cause of which nothing was tried."""
     if cause is None:
         return found
     guesses = (cause.option if with_option else "", cause.advice)

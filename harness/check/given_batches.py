@@ -32,7 +32,6 @@ def given_batches(batch: Any) -> tuple[Batch, ...]:
 
 
 def _batch(part: Any) -> Batch:
-    """Return a batch that was given as a tensor, a tuple or a mapping."""
     if isinstance(part, Tensor):
         return Batch(inputs=(part,), targets=None)
     if isinstance(part, Mapping):

@@ -406,7 +406,6 @@ def _judged_by(ranks: list[RankResult], recomputed: tuple[str, ...], *, saves_no
 
 
 def _of_parity(parity: Parity, shown: Verdict) -> Neutrality:
-    """Return what a comparison has shown."""
     first = parity.first if shown.word == "differs" else None
     return Neutrality(
         verdict=shown.word,
@@ -440,7 +439,6 @@ def promises_nothing(variant: Any) -> bool:
 
 
 def _first_of_ranks(divergence: Divergence | None) -> tuple[int | None, Divergence | None]:
-    """Return the first divergence that a rank has seen, and the rank where there are several."""
     if not dist.is_initialized():
         return None, divergence
     found = [(rank, each) for rank, each in enumerate(_everywhere(divergence)) if each is not None]
@@ -456,7 +454,6 @@ def _agreed(found: Neutrality) -> Neutrality:
 
 
 def _everywhere(value: T) -> list[T]:
-    """Return what each rank has, on each of them."""
     if not dist.is_initialized():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()

@@ -105,7 +105,6 @@ class Renaming:
 
 
 def _held(module: nn.Module) -> frozenset[str]:
-    """Return the names of a module's attributes and hooks."""
     return frozenset(vars(module)) | {name for name, _ in hooks_of(module)}
 
 

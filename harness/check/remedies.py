@@ -120,7 +120,6 @@ def _with(variant: Any, name: str, *, value: bool) -> Strategy:
 
 
 def _saving(workshop: Workshop, operator: str) -> Iterator[Remedy]:
-    """Yield a save list with an operator, or the one of the variant with it."""
     variant = workshop.variant
     if not isinstance(variant, Strategy):
         overload = operator_called(operator)

@@ -279,7 +279,6 @@ class Workshop:
         return returned
 
     def _applied(self, model: nn.Module) -> Any:
-        """Return the model with the variant applied."""
         if not isinstance(self.variant, Strategy):
             return self.variant(model)
         inputs, keywords = self.batches[0].inputs, self.batches[0].keywords

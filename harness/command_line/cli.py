@@ -93,7 +93,6 @@ class _Command:
         is_composed: whether Hydra has composed the configuration.
         single: configuration of the one trial; `None` for a sweep.
         hydra: Hydra's own part of that configuration.
-        run: options of the command.
         result: outcome of the trials; `None` where nothing had to run.
         has_defect: whether a defect of ours kept a point from being planned.
         status: exit status of a command that ran nothing.
@@ -299,7 +298,6 @@ def _run_sweep(
 
 
 def _judge(points: Sequence[tuple[DictConfig, Point]], chosen: Settings, launcher: Launcher) -> None:
-    """Run the plans that judge the points of a sweep, once these have records."""
     command = _command.get()
     result = command.result
     if result is None or result.is_stopped:
@@ -367,12 +365,6 @@ def _act(
     points: Sequence[tuple[Point, Hardware | None]], chosen: Settings, launcher: Launcher, agent: Agent
 ) -> None:
     """Do with the points of a command what it is for.
-
-    Args:
-        points: all of them, with the hardware of each.
-        chosen: settings of the command.
-        launcher: launcher of the command.
-        agent: agent of this process.
 
     Raises:
         ConfigError: an option that the command cannot follow.

@@ -288,7 +288,6 @@ def _mesh(words: str | None) -> tuple[str, dict[str, int]]:
 
 
 def _hardware(name: str | None, gib: float | None) -> Hardware:
-    """Return the hardware that a step is to fit."""
     names = _names_in("hardware")
     if name is not None and name not in names:
         raise ConfigError(
@@ -301,7 +300,6 @@ def _hardware(name: str | None, gib: float | None) -> Hardware:
 
 
 def _of_file(name: str) -> Hardware:
-    """Return hardware that ships."""
     found = hardware_of(OmegaConf.create({"hardware": OmegaConf.load(CONF / "hardware" / f"{name}.yaml")}))
     assert found is not None, "it was named"
     return found

@@ -68,7 +68,6 @@ def words_for_hydra(words: Sequence[str], *, is_plan: bool = False) -> list[str]
     of a user's factory, is added always.
 
     Args:
-        words: those of the command.
         is_plan: whether the command predicts; where it names hardware, a glob means `ac=budget` too, which
             then asks for what is usable.
     """

@@ -23,9 +23,6 @@ def offer_registered(words: Sequence[str]) -> None:
 
     A function becomes `ac=python` with its name; a `Strategy` class is a variant as ours are.
 
-    Args:
-        words: those of the command.
-
     Raises:
         ConfigError: a name is ours or registered twice; what is registered cannot be imported, or is neither.
     """

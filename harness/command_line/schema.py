@@ -70,7 +70,6 @@ class Settings:
     """The options of the command itself.
 
     Fields:
-        run: run of its trials.
         tracker: told of the records.
         show: what to print of the strategies instead of running anything; `None` runs.
         solve: field whose value `acbench-plan` looks for; `None` takes every point as it is.
@@ -345,7 +344,6 @@ def as_refused(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _named_by_its_sizes(mesh: Any) -> Any:
-    """Return a refused mesh with its name, where it is not its sizes that are refused."""
     if not isinstance(mesh, Mapping):
         return mesh
     sizes = {name: mesh[name] for name in SIZES if name in mesh}
@@ -424,7 +422,6 @@ class _Written:
 
     Fields:
         text: its `repr`.
-        value: a plain value.
     """
 
     text: str

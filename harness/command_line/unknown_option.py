@@ -27,7 +27,6 @@ def unknown_option(where: str, options: list[str], chosen: str | None = None) ->
     """Return the error about the option `where`.
 
     Args:
-        options: those that are there.
         chosen: what was chosen for the group of the option, where that decides which options it has.
     """
     group, _, name = where.rpartition(".")

@@ -598,7 +598,6 @@ class Experiment(Recipe):
             )
 
     def _require_one_budget(self) -> None:
-        """Refuse chunks with a budget of their own with AC that plans steps, and those with no budget."""
         if name_of(self.chunk) == "none":
             return
         plans = self.ac.step_planner is not None

@@ -176,7 +176,6 @@ def answer(
 def _all_proven(
     subject: Subject, options: list[Option], tell: Callable[[str], None]
 ) -> tuple[list[Option], list[str]]:
-    """Return the options with what one step of each has shown, and what there is to say about it."""
     shown: dict[str, Proven] = {}
     small = small_step(subject)
     for each in options[1:]:

@@ -21,7 +21,6 @@ def largest_batch(
 
     Args:
         memory: bytes of the step with `batch_size`.
-        batch_size: a batch.
         limit_bytes: what a step may need.
         unit: what every batch is a multiple of: ranks that share it.
         memory_of: returns the bytes of the step with another batch.

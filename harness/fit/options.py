@@ -23,7 +23,6 @@ class Proof:
 
     Fields:
         batch_size: samples of the step.
-        steps: number of steps.
         level: `bitwise`, or `tolerance` where the strategy declares one.
         words: what was trained, as a sentence says it.
     """
@@ -48,7 +47,6 @@ class Option:
         experiment: the step under it.
         overrides: words of `acbench` that choose it.
         peak_bytes: what a step needs.
-        saved_bytes: what its forward saves.
         extra_flops: FLOPs that run again.
         step_time_s: predicted seconds of a step.
         slowdown: step time divided by the plain step's, 1.0 for that.

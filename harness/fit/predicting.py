@@ -40,7 +40,6 @@ class Predictions:
     """The options of one subject, as far as they have been asked for.
 
     Fields:
-        subject: what they are for.
         blocks: blocks of its model.
         folder: where files are put that are traced.
         tell: is told what is traced next.
@@ -234,7 +233,6 @@ class Predictions:
             self._steps["rules"] = step
 
     def _ruled(self, rules: Mapping[str, BlockRules], title: str) -> Option:
-        """Predict a file with rules as itself."""
         text = rules_file(rules, title=self._title(title), name="apply_rules")
         file = self.folder / f"rules_{len(list(self.folder.iterdir()))}.py"
         files.write_atomically(file, text)
@@ -242,7 +240,6 @@ class Predictions:
         return self.add("rules", title, experiment, partial(self._ruled_text, rules, title), overrides=())
 
     def _budget(self) -> None:
-        """Add the plan of acbench for the limit."""
         budget_gib = self.subject.limit_bytes / _GIB
         self.tell("plan of ac=budget")
         file = self.folder / "plan.json"

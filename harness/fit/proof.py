@@ -80,7 +80,6 @@ class Small(NamedTuple):
     """A step that this machine trains in place of the subject's.
 
     Fields:
-        experiment: the step.
         words: how it differs, in words.
     """
 
@@ -126,7 +125,6 @@ def remedies_of_state(subject: Subject, small: Small) -> list[str]:
 
     Args:
         subject: the step that is asked about.
-        small: what is trained.
     """
     found = []
     named = {name: each for name, each in subject.named_blocks.items() if each}

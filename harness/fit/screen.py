@@ -23,7 +23,6 @@ def screen(answer: Answer) -> str:
 
 
 def _use(answer: Answer) -> str:
-    """Return what to use and what it costs, in one sentence."""
     use, plain = answer.use, answer.plain
     if use is None:
         equal = [each for each in answer.options if each.verdict != "differs"]
@@ -44,7 +43,6 @@ def _use(answer: Answer) -> str:
 
 
 def _step(answer: Answer) -> str:
-    """Return which step it is, and what the device has."""
     subject = answer.subject
     usable = human_bytes(subject.hardware.usable_bytes)
     limit = f"{human_bytes(subject.limit_bytes)} with a margin of {subject.margin:.0%}"

@@ -32,7 +32,6 @@ class Subject:
     Fields:
         label: what the reader calls the model.
         experiment: the plain step; its `ac` is `full`, which names the blocks.
-        hardware: the device.
         is_found: whether the blocks were looked for, and not named.
         margin: share of the usable bytes that stays free.
         factory: `package.module:function` that a written file can be checked with; `None` for other models.
@@ -82,7 +81,6 @@ class Blocks:
     """The blocks of a model, and how much of what forward saves is inside of them.
 
     Fields:
-        model: class of the model.
         classes: class name of each block by its FQN, in order.
         fqn: their container; empty where there is none.
         found: whether they were looked for.
@@ -136,7 +134,6 @@ def blocks_of(subject: Subject, saved_by_module: Mapping[str, int]) -> Blocks:
     """Return the blocks of a subject.
 
     Args:
-        subject: names them.
         saved_by_module: bytes that the plain forward saves, by the FQN of the module that made them.
 
     Raises:

@@ -26,8 +26,6 @@ class Sweep:
     """The side of a sweep that its launcher sees.
 
     Fields:
-        store: store of its records.
-        name: name of the sweep.
         rerun: whether finished trials run again.
         progress: receiver of progress reports.
         interrupts: the user's requests to stop.
@@ -47,7 +45,6 @@ class InFlight:
     """A trial that was handed to a launcher and has no record yet.
 
     Fields:
-        task: the trial.
         submission: submission for which it is claimed.
         job: id of the scheduler's job.
     """

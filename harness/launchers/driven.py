@@ -39,7 +39,6 @@ class Driven(ABC):
         Args:
             sweep: store, progress and interrupts.
             submission: the driver's own, for which the trials are claimed.
-            tasks: the trials, in order.
         """
 
     def collect(self, store: Store, name: str, tasks: Sequence[Task]) -> Collected:  # noqa: ARG002 (protocol)
@@ -56,7 +55,6 @@ class Driven(ABC):
 
         Args:
             sweep: store, progress and interrupts.
-            tasks: the trials that this driver runs.
             flights: the trials that other drivers hold, as `collect` returned them.
         """
         if not tasks and not flights:
@@ -88,7 +86,6 @@ class Driven(ABC):
     def _await_others(
         self, sweep: Sweep, submission: Submission, flights: Sequence[InFlight]
     ) -> Iterator[Record]:
-        """Wait for the trials of other drivers, and run those that they abandon."""
         while flights:
             for flight in flights:
                 sweep.progress.point_waits(flight.task.label)
@@ -106,7 +103,6 @@ class Driven(ABC):
 
 
 def _split(sweep: Sweep, tasks: Sequence[Task]) -> tuple[list[Record], list[Task]]:
-    """Return the records of those trials that are finished by now, and the other trials."""
     records = [(task, _finished(sweep, task)) for task in tasks]
     finished = [record for _, record in records if record is not None]
     return finished, [task for task, record in records if record is None]
@@ -121,8 +117,6 @@ def _finished(sweep: Sweep, task: Task) -> Record | None:
 
 
 def _follow(sweep: Sweep, flights: Sequence[InFlight]) -> Iterator[Record]:
-    """Yield the records of other drivers' trials until all are there or the drivers are dead."""
-
     def ends(open_: Sequence[InFlight]) -> dict[str, End | None]:
         """Return the trials of dead drivers: they get no record, because another driver runs them."""
         dead = [flight for flight in open_ if not _is_alive(sweep.store, flight.submission)]

@@ -25,7 +25,6 @@ def foreseen(
     """Return what the instrumented step of a trial will show; `None` where nobody can or need know.
 
     Args:
-        experiment: the trial.
         hardware: what its time is predicted for; `None` predicts none.
         call: calls a function where torch is imported, as `Agent.call` does.
     """

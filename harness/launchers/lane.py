@@ -51,7 +51,6 @@ class Location:
     """The place of a lane's process: host, devices, job.
 
     Fields:
-        node_rank: rank of this node in the lane.
         hosts: hosts of the lane, node 0 first.
         job: id of the scheduler's job, `None` without a scheduler.
         restarts: how often the scheduler has started this job before.
@@ -207,7 +206,6 @@ class _Lane:
 
     Fields:
         spec: what the lane was told.
-        location: where it runs.
         halts: signals of the scheduler.
         direction: runs the ranks of a trial to their end.
         call: calls a function where torch is imported.

@@ -36,7 +36,6 @@ class LaneSpec:
         launcher: launcher that made the submission.
         submission: submission for which its trials are claimed.
         root: the sweep's folder, absolute.
-        sweep: its name.
         tasks: trials of one shape, in order; other lanes may take from the same list.
         resources: what a trial may use of every node.
         sys_path: where Python finds the user's modules.

@@ -217,7 +217,6 @@ def _start(spec: LaneSpec, slice_: Slice) -> subprocess.Popen[bytes]:
 
 
 def _check_devices(mesh: Mesh) -> None:
-    """Refuse CUDA where torch sees no device, or fewer than the mesh has ranks on a node."""
     devices = cuda_count()
     if devices == 0:
         raise ConfigError("mesh.device", "cuda was asked for, but this torch sees no CUDA device; use cpu")

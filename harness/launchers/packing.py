@@ -111,8 +111,6 @@ class Packing:
 
     Fields:
         launcher, submission: names that every lane has in common.
-        store: store of the sweep.
-        sweep: its name.
         needs: what a lane of each shape takes; each fits the pool when it is empty.
         most: number of lanes at once.
         start: starts the process of a lane on a slice.
@@ -148,9 +146,7 @@ class Packer:
     """Runs lanes until no task is left; a context manager that ends what still runs.
 
     Fields:
-        packing: what they share.
         tasks: tasks by shape.
-        pool: what they run on.
     """
 
     packing: Packing
@@ -247,7 +243,6 @@ class Packer:
             self._running.append(_Running(spec=spec, slice_=slice_, shape=shape, process=process))
 
     def _untaken(self, shape: Shape) -> list[Task]:
-        """Return the tasks of this submission that no lane has begun, or that a lane has yielded."""
         store, submission = self.packing.store, self.packing.submission
         left = [task for task in self.tasks[shape] if task.trial_id not in self._taken]
         attempts = {task.trial_id: read_attempt(store, task.trial_id, submission) for task in left}
@@ -295,7 +290,6 @@ class Packer:
         self._waiting.clear()
 
     def _attempted_by(self, running: _Running) -> list[Task]:
-        """Return the trials that a lane has begun and not yielded."""
         store, submission = self.packing.store, self.packing.submission
         attempts = {
             task.trial_id: read_attempt(store, task.trial_id, submission)

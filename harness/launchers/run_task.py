@@ -55,11 +55,8 @@ def run_task(
     """Run a trial and return its record, which is on disk by then unless it says that this is not possible.
 
     Args:
-        task: the trial.
         supervise: runs ranks to their end; called again with less of the twin where that did not fit.
         call: calls a function where torch is imported, for what is predicted of the trial before it runs.
-        store: store of the sweep.
-        name: name of the sweep.
         resources: what the trial may use of every node.
         job: value of `environment.job`.
     """
@@ -99,9 +96,7 @@ def unusable_task(
     """Return the record of a trial whose folder cannot be used: full, of another user, no folder.
 
     Args:
-        task: the trial.
         error: what the operating system said, or what is wrong with a file.
-        name: name of the sweep.
         store: where to write the record if that is possible; `None`: the trial may be somebody else's.
         job: value of `environment.job`.
     """
@@ -121,10 +116,7 @@ def lost_task(
     """Write and return the record of a trial that ended while nobody watched it.
 
     Args:
-        task: the trial.
         error: why it ended; the phase becomes what the slowest rank of a begun trial had reached.
-        store: store of the sweep.
-        name: name of the sweep.
         job: value of `environment.job`, with the submission.
         status: `lost`; `timeout` where its time was over, `oom` where its memory was.
     """

@@ -53,7 +53,6 @@ class OnSlurm(slurm.JobOptions, ABC):
     Fields:
         wait: follow the jobs to their records; otherwise return after submission, and the same command later
             collects what has ended and continues.
-        cpus_per_rank: cores of a rank.
         gpus_per_node: GPUs that a job asks for on each of its nodes; `None` leaves it to the launcher.
         poll_s: seconds between two questions to Slurm.
     """

@@ -288,7 +288,6 @@ def _ending(text: str) -> tuple[int, int]:
 
 
 def _nodes(partition: str | None) -> list[tuple[int, str]]:
-    """Return CPUs and generic resources of every node of a partition."""
     choice = [] if partition is None else [f"--partition={partition}"]
     lines = _ask("sinfo", "--noheader", "--Node", "--format=%P|%c|%G", *choice).splitlines()
     rows = [line.split("|") for line in lines]

@@ -245,7 +245,6 @@ class _Load:
     Fields:
         packing: what its lanes share; the number of earlier starts is known in the job only.
         tasks: tasks by shape.
-        allocation: allocation of the job.
         sys_path: where Python finds the user's modules.
     """
 
@@ -263,11 +262,7 @@ class _Load:
 
 
 def run_packer(folder: str) -> None:
-    """Pack the trials of a submission into the allocation of this job, to the last.
-
-    Args:
-        folder: folder of the submission.
-    """
+    """Pack the trials of a submission into the allocation of this job, to the last."""
     load = pickle.loads(read_private(Path(folder) / _LOAD))  # noqa: S301 (nobody else can have written it)
     assert isinstance(load, _Load)
     sys.path[:] = load.sys_path

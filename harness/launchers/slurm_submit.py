@@ -35,11 +35,7 @@ _KEPT_VARIABLES = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
 
 
 class SubmissionError(ConfigError):
-    """sbatch did not take the jobs.
-
-    Args:
-        answer: what it said.
-    """
+    """sbatch did not take the jobs."""
 
     def __init__(self, answer: str) -> None:
         super().__init__("hydra.launcher", f"sbatch did not take the jobs: {answer}")
@@ -70,10 +66,8 @@ class Request(JobOptions):
     """The resources of each job of a submission; one process starts on each of its nodes.
 
     Fields:
-        name: name of the jobs.
         nodes: number of nodes of each job, >= 1.
         gpus_per_node: 0 asks for none.
-        cpus_per_task: CPUs on each node.
         array_parallelism: jobs of one array that run at a time; `None`: as many as fit.
         use_srun: start one process on each node; otherwise one on the first node, outside of any step.
     """
@@ -147,7 +141,6 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _parameters(request: Request, calls: Sequence[JobCall]) -> dict[str, Any]:
-    """Return the request in submitit's words."""
     options = _options(request)
     return {
         "additional_parameters": options,
@@ -172,7 +165,6 @@ def _choice(calls: Sequence[JobCall]) -> list[str]:
 
 
 def _options(request: Request) -> dict[str, Any]:
-    """Return the options of sbatch, without those that have no value."""
     options = {
         "job_name": request.name,
         "time": request.time_min,

@@ -18,7 +18,6 @@ class Point:
         trial_id: content address of `resolved`.
         resolved: the experiment as JSON values.
         experiment: `None` when it was refused.
-        refusal: why it was refused.
         is_sound: whether its options make an experiment, which may be refused all the same.
         yaml: `resolved` for people.
         hardware: what the time of its step is predicted for; `None` predicts none.

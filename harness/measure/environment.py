@@ -170,7 +170,6 @@ def cpu_name() -> str:
 
 
 def _package_versions() -> dict[str, str]:
-    """Return the versions of those packages that are installed."""
     versions = {}
     for name in _PACKAGES:
         try:

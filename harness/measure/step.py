@@ -96,7 +96,6 @@ def instrument(
     Run one step before: the first makes optimizer state, FSDP's buffers and DTensor's propagation cache.
 
     Args:
-        trainee: what to train.
         batch: what to train it on; its tensors lie on the device.
         probe: sees the private memory of operators, to say where a difference to the allocator comes from.
         around: makes a context of the step from what says where it is.
@@ -206,7 +205,6 @@ def write_plan(
     """Let rank 0 plan for what it sees of steps that all ranks take: no rank holds more.
 
     Args:
-        variant: makes the plan.
         steps: a step of the plain model, after one that has made optimizer state; then the same in chunks of
             several plans.
         file: where rank 0 writes the plan.
@@ -225,7 +223,6 @@ def write_plan(
 
 
 def _checked(variant: PlansFromStep, steps: Iterable[RunnableStep]) -> Iterator[RunnableStep]:
-    """Yield the steps of models that have what is planned for."""
     for step in steps:
         for model in step.models:
             variant.check_model(model)
@@ -292,7 +289,6 @@ _UNWATCHED = Watcher()
 
 
 def _step(trainee: Trainee, batch: Any, watcher: Watcher = _UNWATCHED) -> None:
-    """Run a training step."""
     trainee.zero_grad()
     watcher.on_dropped()
     trainee.step(batch, watcher)

@@ -24,7 +24,6 @@ def families() -> dict[str, type[ModelSpec]]:
 
 
 def _only_spec(module: ModuleType) -> type[ModelSpec]:
-    """Return the one specification that a module itself defines."""
     found = [
         value
         for value in vars(module).values()

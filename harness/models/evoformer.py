@@ -120,7 +120,6 @@ class EvoformerSpec(ModelSpec):
         )
 
     def _distance_bins(self, batch_size: int, random: np.random.Generator) -> NDArray[np.int64]:
-        """Return bins of the distances between residues of random chains."""
         steps_BR3 = random.standard_normal((batch_size, self.n_residues, 3))
         steps_BR3 *= _BOND_LENGTH / np.linalg.norm(steps_BR3, axis=-1, keepdims=True)
         places_BR3 = steps_BR3.cumsum(axis=1)

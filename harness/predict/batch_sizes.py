@@ -44,7 +44,6 @@ def traced_batch_sizes(experiment: Experiment, batch_sizes: Sequence[int]) -> tu
 
     Args:
         experiment: one of several that differ in their batch size alone.
-        batch_sizes: those of all.
     """
     some = sorted({size for size in batch_sizes if size > experiment.mesh.dp * experiment.microbatches})
     if len(some) < FEWEST or not follow_from_others(experiment):
@@ -58,9 +57,7 @@ def found_between(
     """Return the log of the step, found between three others; `None` where it has to be traced.
 
     Args:
-        experiment: what to predict.
         traced: batch sizes of the others, in order.
-        log_of: traces an experiment.
     """
     low, middle, high = traced
     if experiment.batch_size in traced or not low < experiment.batch_size < high:
@@ -75,12 +72,7 @@ def found_between(
 
 @dataclass(frozen=True, slots=True)
 class _Lines:
-    """Draws lines through what is known of two batch sizes, and looks whether a third is on them.
-
-    Fields:
-        low, middle, high: batch sizes of which all is known.
-        at: the batch size that is looked for.
-    """
+    """Draws lines through what is known of two batch sizes, and looks whether a third is on them."""
 
     low: int
     middle: int

@@ -210,7 +210,6 @@ def _policy_s() -> float:
 
 
 def _gloo() -> tuple[float, float]:
-    """Return the bandwidth and the latency of collectives."""
     with tempfile.TemporaryDirectory() as folder:
         spawn(_rank, (folder,), nprocs=2)
         sent_s, latency_s = (float(word) for word in Path(folder, "times").read_text("utf-8").split())

@@ -70,7 +70,6 @@ def step_log(
         experiment: the variant or its twin.
         device: one of `DEVICES`.
         pp_rank: index of the rank among those of a pipeline.
-        look: is given the step.
         most: function of `RunnableStep`, as there are no other ranks here.
 
     Raises:
@@ -106,7 +105,6 @@ def planned_on_fake_rank(experiment: Experiment, device: str, file: Path) -> Exp
     """Return `experiment` with the plan of its AC in `file`, where its AC plans from a step.
 
     Args:
-        experiment: a trial.
         device: one of `DEVICES`.
         file: where the plan is written.
 
@@ -240,7 +238,6 @@ def _most_loaded(mesh: Mesh) -> int:
 
 @contextmanager
 def _ranks(mesh: Mesh, rank: int) -> Iterator[None]:
-    """Be one of as many ranks as the mesh has, alone."""
     if dist.is_initialized():
         raise RuntimeError("predict: this process has a process group; predict in a process without one")
     if mesh.world_size == 1:
@@ -268,7 +265,6 @@ def _little_garbage() -> Iterator[None]:
 
 @contextmanager
 def _named_errors() -> Iterator[None]:
-    """Say where something depends on data."""
     try:
         yield
     except (DynamicOutputShapeException, DataDependentOutputException) as error:

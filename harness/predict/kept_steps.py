@@ -20,9 +20,7 @@ def keep_steps(experiment: Experiment, device: str, folder: Path) -> tuple[Livin
     They are traced in full: a step that is composed of shorter ones does not tell what lives when.
 
     Args:
-        experiment: what is predicted.
         device: one of `fake_rank.DEVICES`.
-        folder: folder of the trial.
 
     Raises:
         ConfigError, StrategyError, RuntimeError: as of `fake_rank.step_log`.

@@ -132,7 +132,6 @@ def predicted_step(experiment: Experiment, hardware: Hardware | None = None) -> 
 
 
 def _with_time(step: PredictedStep, trace: Trace, hardware: Hardware | None) -> PredictedStep:
-    """Return a prediction with its step time, where the hardware has a rate for the step."""
     if hardware is None:
         return step
     try:
@@ -209,7 +208,6 @@ class _Traced:
 
 
 def _key(experiment: Experiment, **other: None) -> str:
-    """Return what decides the step, without what is given."""
     resolved = experiment.to_dict() | {"protocol": None} | other
     files = [(str(path), path.stat().st_mtime_ns) for path in experiment.model.files()]
     return json.dumps([resolved, files], sort_keys=True)
@@ -254,7 +252,6 @@ def most_of_ranks(experiment: Experiment, device: str) -> Callable[..., tuple[in
 
 
 def _time(experiment: Experiment, variant: Times, twin: Times) -> MeasuredTime:
-    """Return the times of variant and twin as a trial measures them."""
     return MeasuredTime(
         variant_s=(variant.step_s,),
         twin_s=(twin.step_s,),

@@ -45,7 +45,6 @@ def composed(experiment: Experiment, log_of: Callable[[Experiment], StepLog]) ->
 
     Args:
         experiment: what to predict; it has more blocks than the shorter models.
-        log_of: traces an experiment in full.
     """
     if not is_repetitive(experiment):
         return None
@@ -152,7 +151,6 @@ def _history(
 def _by_phase(
     shorter: Sequence[OperatorWork], longer: Sequence[OperatorWork], further: int
 ) -> list[OperatorWork]:
-    """Return what a step does, one phase after the other."""
     unnumbered: Numbering[OperatorWork] = Numbering(split=lambda act: (act, None), join=lambda act, _: act)
     few_phases, many_phases = (
         [list(acts) for _, acts in groupby(acts_of, key=attrgetter("phase"))] for acts_of in (shorter, longer)
@@ -172,7 +170,6 @@ def _observation(shorter: Observation, longer: Observation, further: int) -> Obs
 
 
 def _trained(shorter: TrainedModel, longer: TrainedModel, further: int) -> TrainedModel:
-    """Return what is said of a deeper model."""
     elements = _sums(shorter.elements, longer.elements, further)
     changed = _sums(shorter.changed, longer.changed, further)
     made = replace(shorter, elements=elements, changed=changed)
@@ -215,7 +212,6 @@ class _BlockNames:
         )
 
     def _split(self, name: str, others: Hashable) -> Numbered:
-        """Return what is left of an item without the number in its name, and the number."""
         if name not in self._known:
             number, dot, rest = name.removeprefix(self._prefix).partition(".")
             is_in_block = name.startswith(self._prefix) and number.isdigit()

@@ -68,7 +68,6 @@ def solve(
         experiment: the point; its own value of the field is tried first.
         field: one of `SOLVABLE`.
         hardware: what must be large enough.
-        memory_of: predicts one experiment.
 
     Raises:
         ConfigError: the point has no such field, or no value of it is allowed.
@@ -93,10 +92,8 @@ class _Values(Sequence[int]):
     """The values that a field may have, in order, and the experiment with each.
 
     Fields:
-        known: the values.
         is_growing: whether a step needs more bytes with each.
         start: index of the first to try.
-        make: returns the experiment with a value.
     """
 
     known: Sequence[int]
@@ -168,7 +165,6 @@ class _Trials:
         """Return the last index from `low` to `high` where the curve through what is known fits.
 
         Args:
-            low, high: where to look.
             otherwise: what to return where fewer than two values are known.
         """
         nearest = sorted(self._memory, key=lambda index: abs(self._spare(index)))[:3]
@@ -210,7 +206,6 @@ def _batch_size(experiment: Experiment) -> _Values:
 
 
 def _sequence_length(experiment: Experiment) -> _Values:
-    """Return the lengths of sequences that the model has positions for."""
     model = experiment.model
     if not (isinstance(model, LanguageModelSpec) and model.reads_tokens()):
         raise ConfigError("solve", f"sequence_length has no effect on {model.name}; solve for batch_size")
@@ -224,7 +219,6 @@ def _sequence_length(experiment: Experiment) -> _Values:
 
 
 def _layers(experiment: Experiment) -> _Values:
-    """Return the numbers of layers."""
     model = experiment.model
     if "n_layers" not in {each.name for each in fields(model)}:
         raise ConfigError("solve", f"model={model.name} has no option n_layers; solve for batch_size")

@@ -20,8 +20,6 @@ class StepLog:
     """All that the instrumented step of one experiment does on rank 0, in order of time.
 
     Fields:
-        history: storages.
-        operators: operators.
         policy_calls: how often Python is asked about an operator, by phase.
         block_calls: forward calls by block, recomputation included.
         recomputations: forward calls of blocks by what asked for them.
@@ -51,7 +49,6 @@ class FakeStep:
 
     Fields:
         memory, work, observation, trained, pipeline: as a trial measures them.
-        trace: what the step does.
         assumes: as of `StepLog`; numbers are exact where data is as assumed, and estimates elsewhere.
     """
 

@@ -74,7 +74,6 @@ def bound_by(trace: Trace, hardware: Hardware) -> str:
 
 
 def _operator_waits_for(call: OperatorWork, computes_in: str, hardware: Hardware) -> str:
-    """Return the longest of an operator's FLOPs, bytes and launch."""
     machine = hardware.machine(call.dtype if call.flops else computes_in)
     moved_s = (call.read_bytes + call.written_bytes) / machine.bytes_per_s
     work_s = _operator_s(call, computes_in, hardware) - machine.launch_s
@@ -111,14 +110,12 @@ def _parts_s(trace: Trace, phase: str, hardware: Hardware) -> tuple[float, float
 
 
 def _computed(trace: Trace, phase: str) -> Iterator[tuple[OperatorWork, int]]:
-    """Yield what a phase computes, without collectives and copies to and from the host."""
     for call, count in trace.operators.items():
         if call.phase == phase and call.collective is None and not call.host_copy:
             yield call, count
 
 
 def _operator_s(call: OperatorWork, computes_in: str, hardware: Hardware) -> float:
-    """Return the seconds of an operator, by FLOPs, bytes, or evaluated functions."""
     machine = hardware.machine(_PARTS.get(call.dtype, call.dtype) if call.flops else computes_in)
     operator = call.name.split(".")[1] if call.name.startswith("aten.") else ""
     flops = call.flops / (hardware.attention_share if operator.startswith(_ATTENTION) else 1)

@@ -40,7 +40,6 @@ class _Seam:
 
     Fields:
         few, many: positions in the shorter and the longer list.
-        width: length of the stretch.
     """
 
     few: int
@@ -92,7 +91,6 @@ def _kinds(items: Sequence[Numbered]) -> list[Hashable]:
 
 
 def _fewest_seams(few: Sequence[Hashable], many: Sequence[Hashable]) -> list[_Seam]:
-    """Return the fewest stretches that explain what the longer list has more."""
     for count in range(_MOST_SEAMS + 1):
         found = list(islice(_seams(few, many, count), 2))
         if len(found) == 1:
@@ -108,8 +106,6 @@ def _seams(
     """Yield each way in which `count` stretches of the longer list explain what it has more.
 
     Args:
-        few, many: both lists.
-        count: number of stretches.
         at: position in `few` from which they are compared.
         shift: how much farther that is in `many`.
     """

@@ -115,7 +115,6 @@ def _kept(path: Path) -> dict[str, Any] | None:
 
 
 def _measured() -> dict[str, Any]:
-    """Return what the process that measures has printed."""
     problem = "this CPU could not be measured"
     remedy = "name other hardware, or leave it out"
     try:

@@ -25,7 +25,6 @@ class AssistantEndedError(ForkServerError):
     """The process that called a function has ended.
 
     Args:
-        target: function that it called.
         ending: how it ended, `exited with status 0`.
     """
 
@@ -116,7 +115,6 @@ class Assistant:
         )
 
     def _accepted(self, listener: socket.socket) -> Connection:
-        """Return the connection of the assistant, or say that it has ended."""
         listener.settimeout(_POLL_S)
         while True:
             try:
@@ -166,7 +164,6 @@ def _answer(target: str, arguments: tuple[Any, ...]) -> bytes:
 
 
 def _packed(error: BaseException) -> bytes:
-    """Return a packed exception, or its text where it cannot be packed."""
     try:
         packed = pickle.dumps(_Raised(error))
         pickle.loads(packed)  # noqa: S301 (our own)

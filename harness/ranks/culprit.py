@@ -84,7 +84,6 @@ class _Cause:
     Fields:
         is_later: whether its node was asked to end its ranks, because another node had failed.
         time: time of the failure, in seconds of `time.time` on its node.
-        rank: rank that failed.
         kind, message: kind and message of the exception or the death.
     """
 
@@ -100,7 +99,6 @@ class _Trial:
     """The facts that are known of a trial that is over.
 
     Fields:
-        ranks: all of the trial.
         hosts: names of its nodes, in order.
         nodes: reports of its nodes, by index; that of a node without a report is missing.
         reports: last reports of its ranks; that of a rank without one is missing.
@@ -148,7 +146,6 @@ def decide_nodes(
         node_reports: reports by node; a node whose agent left none is missing.
         rank_reports: the last report of every rank that wrote one, in this attempt; those of ranks beyond
             `world_size` are of another one.
-        hosts: names of all nodes.
     """
     reports = {rank: report for rank, report in rank_reports.items() if rank < world_size}
     trial = _Trial(ranks=range(world_size), hosts=hosts, nodes=node_reports, reports=reports)
@@ -235,13 +232,11 @@ def _collective(frames: Sequence[str]) -> str | None:
 
 
 def _main_frames(stack: str) -> list[str]:
-    """Return the frames of the main thread, the innermost first."""
     _, found, main = stack.rpartition("(most recent call first):")
     return [line for line in main.splitlines() if found and line.startswith("  File ")]
 
 
 def _causes(trial: _Trial) -> Iterator[_Cause]:
-    """Yield everything that may have ended the trial: errors that ranks reported, and their deaths."""
     for rank, report in trial.reports.items():
         if report.state == "error":
             is_later = _ended_for_peer(trial.node_of(rank))
@@ -263,7 +258,6 @@ def _is_part_of_halt(death: Death, node: NodeReport) -> bool:
 
 
 def _describe(death: Death) -> tuple[str, str]:
-    """Return kind and message of a death."""
     if death.kind is not None:  # it could not write its report
         return death.kind, death.message or ""
     if death.code < 0:
@@ -329,7 +323,6 @@ def _help(over: Halt, trial: _Trial) -> str:
 
 
 def _all_wait(trial: _Trial) -> bool:
-    """Return whether every rank waits for others."""
     waiting = {rank for node in trial.nodes.values() for rank in node.waiting}
     return len(trial.ranks) > 1 and waiting == set(trial.ranks)
 

@@ -44,8 +44,6 @@ class RankContext:
     """The rank, as its entry sees it.
 
     Attributes:
-        rank, local_rank, world_size: the usual.
-        device: the device of this rank.
         trial_dir: the trial's folder.
     """
 
@@ -169,7 +167,6 @@ def _redirect(log: Path) -> None:
 
 
 def _set_up(start: RankStart) -> None:
-    """Give this process its rank, cores, threads and device."""
     os.environ.update(RANK=str(start.rank), LOCAL_RANK=str(start.local_rank), WORLD_SIZE=str(start.job.total))
     if start.job.cores is not None:
         os.sched_setaffinity(0, start.job.cores)  # first: threads are born where their maker may run

@@ -95,12 +95,7 @@ class _Start:
 
 @dataclass(frozen=True, slots=True)
 class _Signal:
-    """Asks for a signal to a child.
-
-    Fields:
-        pid: pid of the child.
-        number: number of the signal.
-    """
+    """Asks for a signal to a child."""
 
     pid: int
     number: int
@@ -111,7 +106,6 @@ class _Child:
     """A child that the server has not buried yet.
 
     Fields:
-        pid: its process id.
         words: descriptor from which its last words are read.
     """
 

@@ -49,7 +49,6 @@ class _Address:
     """The address of a board; its file is private.
 
     Fields:
-        host, port: numeric address and port.
         secret: secret of the lane, hexadecimal.
     """
 
@@ -63,9 +62,7 @@ class _Request:
     """A request of a guest.
 
     Fields:
-        name: name of the value.
         is_set: whether to put the value on the board; otherwise it is asked for.
-        value: the value.
     """
 
     name: str
@@ -170,7 +167,6 @@ class JoinedBoard:
         self._connection.close()
 
     def _ask(self, request: _Request) -> Any:
-        """Return the answer of the board."""
         with self._turn:
             try:
                 self._connection.send(asdict(request))
@@ -185,7 +181,6 @@ def hosting(host: str, address: Path) -> Iterator[HostedBoard]:
 
     Args:
         host: numeric address of this machine on the network of the cluster, where alone it listens.
-        address: the file.
     """
     secret = secrets.token_bytes(SECRET_BYTES)
     with listening(host) as listener:

@@ -55,7 +55,6 @@ class _Turn:
     """The announcement of a trial.
 
     Fields:
-        job: which job it is.
         host, port: where its ranks meet.
         is_over: there are no more trials; the other fields are empty.
     """
@@ -70,10 +69,8 @@ class Director:
     """Node 0 of a lane: announces trials, runs its own ranks, and decides from the reports of all nodes.
 
     Args:
-        agent: agent of this node.
         hosts: names of all nodes, this one first.
         halt: why this lane should end its ranks now, or `None`.
-        board: board of the lane.
 
     Attributes:
         lost: nodes that left no report on a trial; they follow no longer.
@@ -91,7 +88,6 @@ class Director:
         """Run the ranks of `job` on all nodes to their end.
 
         Args:
-            job: ranks of this node.
             words: what tells the followers which job it is.
         """
         turn = next(self._turns)
@@ -163,9 +159,6 @@ def follow(
     """Run this node's share of every trial that node 0 announces, until it announces the end.
 
     Args:
-        agent: agent of this node.
-        node_rank: index of this node.
-        board: board of the lane.
         halt: why this node should end its ranks now, or `None`.
         job_of: returns the job of node 0 that these words mean.
 
@@ -288,7 +281,6 @@ def _await_turn(board: Board, number: int, halt: HaltCheck) -> _Turn | None:
 
 
 def _settled(job: RankJob, nodes: Mapping[int, NodeReport]) -> Mapping[int, RankReport]:
-    """Return the reports of the ranks, those of all if all ended well."""
     deaths = [death for node in nodes.values() for death in node.deaths]
     are_good = len(deaths) == job.total and all(death.code == 0 for death in deaths)
     end_s = time.monotonic() + _SETTLE_S
@@ -298,6 +290,5 @@ def _settled(job: RankJob, nodes: Mapping[int, NodeReport]) -> Mapping[int, Rank
 
 
 def _is_complete(job: RankJob) -> bool:
-    """Return whether every rank of this node has its result."""
     reports = read_reports(job.trial_dir)
     return all(rank in reports and reports[rank].state == "ok" for rank in job.local)

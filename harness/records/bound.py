@@ -13,7 +13,6 @@ class MeasuredBound:
     Fields:
         peak_bytes, host_peak_bytes: bytes that the variant had on the device and on the host, at most.
         recomputed_flops: FLOPs that it ran again.
-        step_flops: FLOPs of the twin's step.
         lower_bound_extra_flops: FLOPs that any schedule of the twin's operators runs again within these
             bytes, at least; `None` where there is no such schedule.
         lower_bound_autograd_flops: the same of schedules that run backward in the twin's order; `None` where

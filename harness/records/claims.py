@@ -36,7 +36,6 @@ class Attempt:
     """The start of a trial.
 
     Fields:
-        submission: submission for which it started.
         lane: lane of the submission that ran it.
         job: id of the scheduler's job, `None` without one.
         restarts: how often the scheduler had started the lane before.
@@ -67,7 +66,6 @@ class Trouble:
 
     Fields:
         kind: class of the error.
-        message: its text.
     """
 
     kind: str

@@ -104,7 +104,6 @@ def _dataclass(cls: Any, value: object, where: str) -> Any:
 
 
 def _value(kind: Any, value: object, where: str) -> Any:
-    """Return a value of the declared kind."""
     if kind is Any:
         return value
     origin, arguments = _taken_apart(kind)
@@ -124,7 +123,6 @@ def _taken_apart(kind: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _union(kinds: tuple[Any, ...], value: object, where: str) -> Any:
-    """Return a value of the first kind that takes it."""
     if value is None and types.NoneType in kinds:
         return None
     *others, last = [kind for kind in kinds if kind is not types.NoneType]
@@ -145,7 +143,6 @@ def _mapping(kind: Any, value: object, where: str) -> dict[str, Any]:
 
 
 def _sequence(kind: Any, value: object, where: str) -> tuple[Any, ...]:
-    """Return a list as a tuple of one kind."""
     if not isinstance(value, list | tuple):
         raise ValueError(f"{where}: must be a list, got {value!r}")  # noqa: TRY004 (it is a value of a file)
     if _are_all(kind, value):

@@ -149,7 +149,6 @@ def make_folder(path: Path, *, within: Path | None = None, mode: int = _MODE_OF_
     """Make a folder and those above it where they are missing, and return it.
 
     Args:
-        path: the folder.
         within: folder above it below which no folder may be a link; by default `path`, as the user named it.
         mode: mode of folders that are made, bounded by the umask.
 

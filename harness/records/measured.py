@@ -53,7 +53,6 @@ class SavedTensor:
     """One storage that forward left for backward.
 
     Fields:
-        bytes: size of the storage.
         op, module: the operator that made it, and the FQN of the module that ran the operator.
         shape, dtype: those of the operator's result.
     """
@@ -71,7 +70,6 @@ class LivingTensor:
 
     Fields:
         bytes: their size together.
-        count: number of them.
         part: what they are, one of `PEAK_PARTS`.
         op, module: the operator that made them, and the FQN of the module that ran it.
         source: `file:line` of the model's code that did so: the innermost frame outside of torch and acbench.
@@ -371,7 +369,6 @@ class Routing:
     """A router of experts that ranks share, over all steps of a trial.
 
     Fields:
-        router: its FQN.
         tokens: tokens of a forward on one rank.
         margin: the least distance of a token's worst chosen score to its best other one; rounding of that
             size changes the experts of a token. `None` where a token visits all experts, or scores alone do

@@ -56,7 +56,6 @@ class RankPipeline(StagesInFlight):
     """The stages of one rank.
 
     Fields:
-        rank: number of the rank.
         peak_bytes: highest total on its device during the step, as of `PeakBytes`.
     """
 
@@ -66,11 +65,7 @@ class RankPipeline(StagesInFlight):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankRouting(Routing):
-    """A router on one rank.
-
-    Fields:
-        rank: number of the rank.
-    """
+    """A router on one rank."""
 
     rank: int
 
@@ -190,7 +185,6 @@ def merge_memory(
     """Return the memory of a trial.
 
     Args:
-        ranks: all of them, by rank.
         is_plain: the trial is its own baseline, so that its numbers are the baseline's where no twin ran.
         predicted_peak_bytes: what was predicted before the trial ran.
     """
@@ -251,7 +245,6 @@ def _merge_uncounted(ranks: Sequence[Mapping[str, UncountedOperator]]) -> dict[s
 
 
 def _in_all(named: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Return the names that all have, in the order of the first."""
     shared = set(named[0]).intersection(*named)
     return tuple(name for name in named[0] if name in shared)
 

@@ -339,7 +339,6 @@ def _without_topic(sentence: str) -> str:
 
 
 def _later(link: Parity) -> str:
-    """Return what else differs, each part with the step in which it does so first."""
     others = [
         f"{part.replace('_', ' ')} (step {difference.step})"
         for part in PARTS

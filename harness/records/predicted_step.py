@@ -58,7 +58,6 @@ class Outlook:
         usable_bytes: bytes of it that a rank may take.
         needed_bytes: bytes of it that a rank takes; `None` where nothing is predicted.
         is_stand_in: whether kernels of another device were followed than the hardware's.
-        solved: the field that was solved for.
         bound_by: what the step waits for longest there: `compute`, `memory`, `network` or `host`.
     """
 

@@ -16,11 +16,8 @@ class Finding:
     Fields:
         probe: the probe: `between`, `leak`, `input_dependence` or `finite_differences`.
         verdict: `differs` or `unverified`.
-        reason: a sentence.
         part: what differs: a key of `PARTS`, `hides_error`, `recomputation` or `leak`; empty where nothing
             does.
-        name: which of the part.
-        rank, step: where it was seen.
         index: position in the rank's local tensor; None when something else than a value differs.
         expected, actual: the plain model's and the variant's value, or a description of them.
     """

@@ -60,7 +60,6 @@ class Record:
     Fields:
         trial_id: content address of `experiment`.
         environment_id: content address of everything else that decides the numbers.
-        name: the sweep.
         started_at, finished_at: ISO 8601 with time zone.
         experiment: resolved; as the user wrote it where it was refused.
         verdict, reason: what the trial has shown, and why that is not `neutral`; no reason where it is, and
@@ -150,7 +149,6 @@ def build(
     otherwise are left out: they may lack some of its ranks.
 
     Args:
-        identity: identity of the trial.
         ending: end of the trial, as the agent tells it.
         rank_results: what the ranks wrote, in any order; all of them when the status is `ok`,
             and of a `timeout` what they had measured by then.
@@ -248,7 +246,6 @@ def predicted_oom(
     """Return the record of a point that was left unrun because it is predicted not to fit.
 
     Args:
-        identity: identity of the point.
         message: what it needs, and what there is.
         at: ISO 8601 time of the decision.
         environment: as the driver sees it.

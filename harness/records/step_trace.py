@@ -31,7 +31,6 @@ class TracedStorage(NamedTuple):
         part: what it is, one of `PEAK_PARTS`.
         op, module, source: what made it; empty of what stood before the step.
         shape: that of the tensor that made it known, as `8x128`.
-        dtype: its dtype.
         on_host: whether it lies in host memory while the model computes elsewhere.
     """
 
@@ -48,7 +47,6 @@ class TracedChange(NamedTuple):
     """A storage is made, gets another size, or dies; the first are those that stood before the step.
 
     Fields:
-        storage: its number.
         delta: bytes by which it grows.
         operators: number of operators that had begun.
     """
@@ -63,7 +61,6 @@ class TracedOperator(NamedTuple):
 
     Fields:
         name: name and overload, `aten.mm.default`.
-        phase, module, source: where it ran.
         node: name of the autograd node that ran it; empty outside of backward.
         is_recomputed: a forward operator of the backward pass.
         flops: multiplications and additions.
@@ -83,7 +80,6 @@ class StepTrace:
     """A step on one rank.
 
     Fields:
-        rank: number of the rank.
         start: bytes of the storages that stood before the step, by number.
         storages, changes, operators: in order of time.
     """
@@ -154,7 +150,6 @@ def _require(is_right: bool, problem: str) -> None:
 
 
 def _rows(cls: type[_Row], rows: Sequence[Sequence[Any]]) -> tuple[_Row, ...]:
-    """Return named rows, each with fields of the types that they are declared with."""
     kinds = list(typing.get_type_hints(cls).values())
     for row in rows:
         if [type(item) for item in row] != kinds:

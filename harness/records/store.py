@@ -56,7 +56,6 @@ class Unreadable:
     """A file that should be a record, but is invalid.
 
     Fields:
-        path: path of the file.
         reason: what is wrong with it.
     """
 
@@ -69,7 +68,6 @@ class Scan:
     """Everything that a sweep's folder holds.
 
     Fields:
-        records: records by trial_id.
         unreadable: torn and foreign files, which are skipped.
     """
 

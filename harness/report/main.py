@@ -225,7 +225,6 @@ def _require_records(sweep: SweepRecords, root: Path) -> None:
 
 
 def _write_markdown(content: Document, folder: Path, name: str) -> None:
-    """Write the page and its figures."""
     figures = [item for item in content.items if isinstance(item, Figure)]
     if figures:
         make_folder(folder / _FIGURES, within=folder)

@@ -148,7 +148,6 @@ def _usable(store: Store) -> Iterator[None]:
 
 
 def _refuse(sweep: Sweep, point: Point, label: str) -> Record:
-    """Return the record of a refused point, which is on disk where that is possible."""
     environment = describe("cpu")
     address = environment_id(environment)
     found = None if sweep.rerun else sweep.store.finished(point.trial_id, address)

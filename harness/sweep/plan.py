@@ -69,7 +69,6 @@ def finished_before(store: Store, launcher: Launcher, *, rerun: bool) -> Callabl
     """Return a function that says whether an experiment has a finished record and need not run.
 
     Args:
-        store: store of the sweep.
         launcher: launcher that would run it.
         rerun: whether finished trials run again; then nothing counts as finished.
     """
@@ -89,8 +88,6 @@ def plan_sweep(
     Args:
         points: all that were asked for, duplicates included.
         launcher: launcher that will run them; it says what an earlier submission came to.
-        store: store of the sweep.
-        name: name of the sweep.
         rerun: whether finished trials run again.
     """
     distinct = {point.trial_id: point for point in points}
@@ -117,7 +114,6 @@ def plan_sweep(
 
 
 def _task(point: Point, experiment: Experiment, label: str, address: str, launcher: Launcher) -> Task:
-    """Return the task of a point for the launcher."""
     return Task(
         trial_id=point.trial_id,
         resolved=point.resolved,

@@ -41,7 +41,6 @@ def planned(
         points: all points, duplicates included, with the hardware to predict each for.
         field: field to solve for; `None` takes the points as they are.
         state: whether a point is done, to run, elsewhere or refused.
-        ask: predicts.
         kept_in: folder of the sweep in which the steps are kept; `None` keeps none.
     """
     distinct = list(
@@ -78,7 +77,6 @@ def without_predicted_oom(
         points: all points of a sweep.
         hardware: what they must fit.
         is_done: whether an experiment has a finished record.
-        ask: predicts.
 
     Raises:
         ConfigError: no hardware was named.
@@ -122,7 +120,6 @@ def _row(
     state: Callable[[Point], str],
     answer: Answer,
 ) -> PlannedPoint:
-    """Return the row of a point with its answer."""
     record, solved = answer.record, answer.solved
     outlook = Outlook(
         state="refused",

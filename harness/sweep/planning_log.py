@@ -40,7 +40,6 @@ def told(items: Sequence[T], verb: str, noun: str) -> Iterator[T]:
     """Yield `items`; of many it is said on stderr that they are looked at, and how far that is.
 
     Args:
-        items: what is looked at.
         verb: what is done with them, `checking`.
         noun: what they are, in the plural.
     """

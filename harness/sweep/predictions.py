@@ -32,7 +32,6 @@ def answers(questions: Sequence[Question], processes: int = 2) -> list[Answer]:
     """Return the answers in the order of the questions; one that is refused keeps no other from its own.
 
     Args:
-        questions: all of a command.
         processes: most that predict at the same time, forks of this one, whose traces they share.
     """
     found: dict[int, Answer] = {}
@@ -91,7 +90,6 @@ def answer(question: Question, batch_sizes: Sequence[int] = ()) -> Answer:
     """Return the prediction for one point, or why there is none.
 
     Args:
-        question: what is asked.
         batch_sizes: those of all points that differ in them alone.
     """
     hardware = question.hardware
@@ -165,7 +163,6 @@ def _tell(questions: Sequence[Question], found: dict[int, Answer], number: int) 
 
 
 def _in_words(said: Answer) -> str:
-    """Return an answer for a line of progress."""
     if said.record is None or said.record.memory is None:
         return "refused"
     peak = f"{human_bytes(said.record.memory.peak_bytes)} at the peak"

@@ -19,7 +19,6 @@ class Question:
     """A question about one point.
 
     Fields:
-        experiment: the point.
         label: what progress calls it.
         hardware: where it would run; `None` asks for bytes and FLOPs alone.
         field: field to solve for; `None` predicts the point as it is.

@@ -59,7 +59,6 @@ def searched(
     Args:
         candidates: all points of the sweep, with the hardware of each.
         count: number of predictions, >= 1.
-        predict: predicts one point.
         study: chooses; by default one of optuna.
 
     Raises:

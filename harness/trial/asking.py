@@ -37,7 +37,6 @@ class TrialModels:
         link: the two experiments.
         assembled: makes a fresh model of an experiment.
         batch: returns this rank's share of a step's batch.
-        device: device of this rank.
         rank, dp_rank: this rank, and the index of its batch.
         earliest: returns the earliest of the steps that the ranks give; they all call it.
     """
@@ -108,7 +107,6 @@ class TrialModels:
 
         Args:
             parity: how the two compare, on this rank. Where they differ, recomputed values alone are asked
-                for: they say where.
         """
         try:
             probed = self._asked(parity)

@@ -46,12 +46,10 @@ class Assembled:
     """A model ready to train under one experiment.
 
     Fields:
-        model: the outermost module.
         call: callable of a training step: `model`, or a region around it (`wrap_order=call_site`).
         observe: returns the observation of the latest step, with the plans of all strategies.
         blocks: modules that reports name, by their FQN in the plain model.
         checkpointed: modules that AC recomputes; the blocks where it names none.
-        optimizer: optimizer of the parameters.
         loss: function of outputs and a batch, which was made with the model.
         has_loss: whether `call` gives the loss where its last input is `LossInputs`: a plan includes it, and
             outputs are never whole.
@@ -162,8 +160,6 @@ def assemble(
     on every mesh and for every module a user may bring, with its own initialisation.
 
     Args:
-        experiment: the description.
-        device: device of this rank.
         devices: the device mesh; `None` for one rank.
         sample: a batch of this rank, or a micro-batch of it: what the model is called with.
         build: what the models of the trial share; `None`: decided here, for this model alone.
@@ -258,7 +254,6 @@ class _Made:
     """A model, or a stage of one, with everything on it.
 
     Fields:
-        model: the outermost module.
         ac: the variant that is on it.
         site: a region around the call of the model, where there is one.
         blocks, checkpointed, has_loss: as of `Assembled`.
@@ -285,13 +280,10 @@ def _made(
     """Chunk, compile, recompute and distribute a model, or a stage of one, in place.
 
     Args:
-        experiment: the description.
         plain: the model or stage, with its own blocks.
         sample: a micro-batch as it takes it.
         devices: the device mesh; `None` for one rank.
-        backend: compiles.
         chunks: returns the chunk variant for a step.
-        device: device of this rank.
     """
     model, units, ac, inputs = plain.model, plain.units, experiment.ac, sample.inputs
     # a variant may name its blocks by class; reports then name these
@@ -340,7 +332,6 @@ def _observe(experiment: Experiment, made: Sequence[_Made], sharding: ShardPlan 
 
 
 def _observe_one(experiment: Experiment, made: _Made) -> Observation:
-    """Return what both observed on one model or stage."""
     of_ac = made.ac.observe(made.model) if made.site is None else made.site.observe()
     of_chunk = experiment.chunk.observe(made.model)
     plans = {**(of_chunk.plan or {}), **(of_ac.plan or {})}  # a plan of both is that of AC

@@ -20,7 +20,6 @@ def batches(
 
     Args:
         experiment: has model, data, mesh and micro-batches.
-        device: device of the copies.
         dp_rank: `Mesh.data_rank` of the rank; tensor-parallel peers read the same, and context-parallel ones
             another part of the same sequences.
         is_empty: read no data and give tensors on the meta device, so that neither they nor the model

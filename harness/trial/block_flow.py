@@ -91,7 +91,6 @@ class BlockFlow:
         Args:
             plain: the whole model, before tensors of it are sharded; its state stays.
             blocks: the modules between which it may be cut, by FQN.
-            sample: the micro-batch.
             where: option that a refusal names.
 
         Raises:

@@ -39,7 +39,6 @@ class Build:
         """Return what is decided for `experiment`.
 
         Args:
-            experiment: the trial.
             inputs: inputs of one rank; meta tensors are enough.
             device: on which the trial runs.
 

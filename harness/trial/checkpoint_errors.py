@@ -117,7 +117,6 @@ def _unpacking(trace: TracebackType | None) -> dict[str, Any] | None:
 
 
 def _first_unlike(frame: Any, torchs_words: str, asked: Any) -> Any:
-    """Return the holder of the first saved tensor that recomputation does not repeat."""
     position = re.search(r"tensor at position (\d+)", torchs_words)
     fewer = re.search(r"saved during recomputation: (\d+)", torchs_words)
     index = int((position or fewer).group(1)) if position or fewer else len(frame.weak_holders)  # type: ignore[union-attr]
@@ -184,7 +183,6 @@ def modules_in(function: Any, *, depth: int = 0) -> Iterator[nn.Module]:
 
 
 def _parts_of(value: Any) -> tuple[Any, ...]:
-    """Return what a callable holds."""
     if isinstance(value, MethodType):
         return (value.__self__,)
     if isinstance(value, functools.partial):

@@ -89,7 +89,6 @@ class Backend:
             return (self._operator_by_operator if self.name == "aot_eager" else self._kernels)(graph, inputs)
 
     def _operator_by_operator(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        """Compile a graph to its operators, which run one by one."""
         compiler: Callable[..., Callable[..., Any]] = aot_autograd(
             fw_compiler=partial(self._boxed, is_backward=False),
             bw_compiler=partial(self._boxed, is_backward=True),
@@ -167,10 +166,7 @@ def compile_model(
     """Compile `model` in place.
 
     Args:
-        model: the model.
         units: its blocks.
-        experiment: says what is compiled.
-        backend: compiles.
 
     Raises:
         StrategyError: AC plans a module that is not compiled by itself.
@@ -222,7 +218,6 @@ class _CompiledForward(Disguised):
 
 
 def _inductor() -> ModuleType:
-    """Return Inductor, which takes a second to import."""
     return importlib.import_module("torch._inductor.compile_fx")
 
 

@@ -97,7 +97,6 @@ class Elsewhere(Tensor):
 
 
 def _writes(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> bool:
-    """Say whether a function writes to a tensor that has values."""
     is_in_place = name in {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"} or (
         name.endswith("_") and not name.endswith("__")
     )

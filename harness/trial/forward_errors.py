@@ -23,7 +23,6 @@ def explained(error: RuntimeError, model: nn.Module, batch: Batch) -> ConfigErro
 
     Args:
         error: what forward raised.
-        model: with its wrappers.
         batch: what it was called with.
     """
     words = last_words(error).message
@@ -44,7 +43,6 @@ def _without_gradients(words: str, model: nn.Module) -> ConfigError:
 
 
 def _other_dtypes(words: str, model: nn.Module, batch: Batch) -> ConfigError | None:
-    """Return the refusal of inputs of a dtype that no parameter has."""
     leaves = [leaf for leaf in tree_leaves((batch.inputs, dict(batch.keywords))) if isinstance(leaf, Tensor)]
     of_inputs = {leaf.dtype for leaf in leaves if leaf.is_floating_point()}
     of_parameters = {each.dtype for each in model.parameters() if each.is_floating_point()}

@@ -36,7 +36,6 @@ class Link:
     """Two experiments that must compute the same.
 
     Fields:
-        variant, baseline: which.
         steps: optimizer steps to compare.
         tolerance: `None` where all bits must be equal.
         whole: compare gradients and parameters as wholes, which the two place differently.
@@ -125,7 +124,6 @@ def _to_the_mesh(experiment: Experiment) -> tuple[Link, ...]:
 
 
 def _to_the_twin(experiment: Experiment) -> Link:
-    """Return the link to the experiment without the variant."""
     link = Link(
         variant=experiment,
         baseline=experiment.twin(),

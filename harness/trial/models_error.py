@@ -67,7 +67,6 @@ def _is_of_model(frame: FrameType) -> bool:
 
 
 def _calls_the_users(frame: FrameType) -> bool:
-    """Return whether this is a method of a module of the model, or of what calls the user's loss."""
     value = frame.f_locals.get("self")
     is_of_module = _is_module(value) and _is_of_model(frame)
     return is_of_module or (type(value).__module__, type(value).__name__) in _CALLING_A_LOSS

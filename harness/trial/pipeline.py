@@ -58,11 +58,7 @@ class Pipeline:
 
     Args:
         stages: the rank's stages by number, as they are called: recomputed, sharded, wrapped.
-        mesh: has the schedule.
-        group: ranks of the pipeline.
-        device: device of this rank.
         microbatches: number of those of a step.
-        sample: a micro-batch.
         between: what a stage gives the next.
         on_microbatch: told the number of each micro-batch whose forward or backward begins.
     """
@@ -122,7 +118,6 @@ class Pipeline:
         """Accumulate the gradients of all micro-batches.
 
         Args:
-            parts: the micro-batches.
             loss: function of outputs and a micro-batch.
             watcher: told of what this rank does.
             around: makes the context in which stages and the loss run.
@@ -149,7 +144,6 @@ class Pipeline:
         Torch makes its buffers for what other ranks send, which it does in the first step.
 
         Args:
-            part: the micro-batch.
             loss: as of `step`.
             around: as of `step`.
         """

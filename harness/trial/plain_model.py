@@ -24,7 +24,6 @@ class PlainModel:
     """A plain model in the precision of its experiment.
 
     Fields:
-        model: the module.
         loss: function of its outputs and a batch.
         precision: what it keeps and computes in.
         units: its blocks, which FSDP makes its units and a compiler compiles, by FQN.

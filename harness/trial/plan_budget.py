@@ -64,12 +64,9 @@ def with_plan(
     In a pipeline the first rank of each stage plans, and there are as many files (`file_of`).
 
     Args:
-        experiment: the trial.
         assemble: makes a fresh model.
         batch: returns this rank's share of a step's batch.
         file: a file that all ranks share.
-        device: device of this rank.
-        rank: number of this rank.
         warmed: lets a model take the steps that nobody watches.
         most: function of `RunnableStep`; `None` asks the ranks of a pipeline.
 
@@ -106,8 +103,6 @@ def file_of(file: Path, mesh: Mesh, pp_rank: int) -> Path:
     """Return the file of the plan of one rank of a pipeline, next to that of a whole model.
 
     Args:
-        file: the file of a whole model.
-        mesh: the mesh.
         pp_rank: index of the rank among those of `pp`.
     """
     return file if mesh.pp == 1 else file.with_stem(f"{file.stem}-{pp_rank}")
@@ -117,8 +112,6 @@ def plan_of_rank(ac: Strategy, mesh: Mesh, pp_rank: int) -> Strategy:
     """Return a variant with the plan that is given for one rank of a pipeline, where one is given.
 
     Args:
-        ac: the variant.
-        mesh: the mesh.
         pp_rank: index of the rank among those of `pp`.
     """
     planner = ac.step_planner
@@ -208,7 +201,6 @@ class _Asked:
     """The way in which the steps of a plan are made.
 
     Fields:
-        experiment: the trial.
         assemble: makes a fresh model.
         batch: returns this rank's share of a step's batch.
         warmed, most: as of `with_plan`.

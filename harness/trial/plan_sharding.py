@@ -17,7 +17,6 @@ def plan_sharding(experiment: Experiment, inputs: tuple[Any, ...], device: torch
     """Return the plan of the sharding variant, made on a model without memory; `None` for `shard=none`.
 
     Args:
-        experiment: experiment of the trial.
         inputs: inputs of one rank; meta tensors are enough.
         device: on which the trial runs; autocast depends on it.
 

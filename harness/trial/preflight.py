@@ -33,7 +33,6 @@ def built_refusal(check: str, deadline_s: float, model: ModelSpec, *others: Any)
     """Return why a check of `harness.trial.without_memory` or of this module refuses a model; `None` if not.
 
     Args:
-        check: name of the check.
         deadline_s: seconds that the user's factory may take.
         model: first argument of the check.
         others: further arguments.
@@ -272,7 +271,6 @@ def _check_fixed_batch(data: DataSpec, sequence_length: int, batch_size: int, pa
     """Refuse what says how a batch is drawn where the model's own factory brings it.
 
     Args:
-        data, sequence_length, batch_size: what says so.
         parts: what a batch is cut into, over all ranks.
     """
     usual = Recipe()
@@ -312,7 +310,6 @@ def _check_own_samples(name: str, data: DataSpec, sequence_length: int) -> None:
 
 
 def _check_compiler(experiment: Experiment) -> None:
-    """Refuse Inductor where the C++ compiler is missing that builds its kernels."""
     compiler = os.environ.get("CXX") or "g++"
     if experiment.compile == "inductor" and shutil.which(compiler) is None:
         raise ConfigError(

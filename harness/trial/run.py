@@ -59,7 +59,6 @@ class _Bench:
     """The parts that the phases of one rank share.
 
     Fields:
-        plan: the trial.
         context: context of the rank; phases and steps are reported to it.
         devices: the device mesh; `None` for one rank.
         batch: returns this rank's share of a step's batch, on its device.
@@ -96,8 +95,6 @@ def run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None = None
     """Run one trial in this rank and return its rank result.
 
     Args:
-        plan: the trial.
-        context: context of the rank.
         devices: the mesh, for a process that runs several trials on one; made here by default. Its groups
             stay, with threads of their own, until the process ends.
 
@@ -188,7 +185,6 @@ def _measure(
     Args:
         experiment: the variant or its twin.
         on_built: called when the model stands and before its first step.
-        on_report: called with the step.
     """
     trainee = _prepared(bench, experiment, on_built)
     batch = bench.batch(UNMEASURED_STEPS)

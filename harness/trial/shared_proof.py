@@ -29,9 +29,7 @@ class SharedProof:
     """Compares once what is the same for all trials of a folder, in one environment.
 
     Fields:
-        folder: folder of a sweep.
         rank: this one; each keeps what it saw.
-        device: device of this rank.
         earliest: returns the earliest of the steps that the ranks give; they all call it.
     """
 

@@ -28,7 +28,6 @@ def check_split(spec: ModelSpec, batch: Batch, tp: int) -> None:
     numbers, the former is not asked.
 
     Args:
-        spec: model of the trial.
         batch: a rank's batch, on the meta device.
         tp: number of ranks that share tensors.
 
@@ -76,14 +75,12 @@ def _require_styles(spec: ModelSpec, plan: Mapping[str, Any]) -> None:
 
 
 def _matched(model: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
-    """Return the style of each module that the plan names."""
     axis = TensorAxis(ranks=1, splits=plan)
     styles = ((fqn, axis.split(fqn)) for fqn, _ in model.named_modules())
     return {fqn: style for fqn, style in styles if style is not None}
 
 
 def _require_matches(spec: ModelSpec, plan: Mapping[str, str], found: Mapping[str, str]) -> None:
-    """Refuse a pattern of the user's that names no module, and a plan of the model that names none at all."""
     for pattern, style in plan.items():
         where = _OPTIONS.get(style, "")
         is_the_users = pattern in getattr(spec, where.removeprefix("model."), ())

@@ -43,7 +43,6 @@ class Stage:
 
     Fields:
         index: number of the stage, from the one that reads the batch.
-        model: module of the stage.
         units: its blocks by the FQN that they have in the whole model.
     """
 
@@ -97,10 +96,8 @@ class Cut:
         The stages are run one after the other: they give what the model gives, or are refused.
 
         Args:
-            spec: description of the model.
             plain: the whole model, before tensors of it are sharded; it stays as it is.
             mesh: says how many stages there are.
-            sample: a micro-batch.
 
         Raises:
             StrategyError: there are fewer blocks than stages, or the model cannot be cut between them.
@@ -124,7 +121,6 @@ class Cut:
 
         Args:
             plain: the whole model, whose tensors may be sharded.
-            mesh: says which stages the rank has.
             pp_rank: index of the rank among those of `pp`.
         """
         return [self.stage(plain, index) for index in mesh.stages_of(pp_rank)]
@@ -162,7 +158,6 @@ class Cut:
         return min((self.stage_of(block) for block in self.flow.readers[parameter]), default=0)
 
     def _require_own_weights(self, model: nn.Module) -> None:
-        """Refuse a weight that two stages read."""
         for name, parameter in model.named_parameters():
             readers = {self.stage_of(block) for block in self.flow.readers[name]}
             if len(readers) > 1:
@@ -200,7 +195,6 @@ class _Route:
     Fields:
         refusal: makes the error of a stage that asks for what it does not have.
         inputs, keywords: what the forward of the whole model is called with; `None`: what the stage is.
-        given: what the stage before has given.
     """
 
     refusal: Callable[[str], StrategyError]
@@ -275,8 +269,6 @@ class _Cutter:
     """Makes a part of a model.
 
     Args:
-        cut: the way.
-        whole: the model.
         index: number of the stage.
     """
 
@@ -349,7 +341,6 @@ def _is_elsewhere(module: nn.Module) -> bool:
 
 
 def _are_equal(actual: Any, expected: Any) -> bool:
-    """Say whether two outputs are of one structure and equal bit for bit."""
     (ours, structure), (theirs, other) = tree_flatten(actual), tree_flatten(expected)
     return structure == other and all(
         torch.equal(one, two)

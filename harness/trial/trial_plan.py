@@ -18,7 +18,6 @@ class TrialPlan:
     """The instructions for one rank.
 
     Fields:
-        experiment: the trial.
         baseline: how the twin is compared: `paired` (side by side, timed A B B A), `sequential` (one
             after the other, where two models do not fit) or `none` (where the twin does not fit at all).
     """

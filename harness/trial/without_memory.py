@@ -55,10 +55,7 @@ def check_variant(
     """Refuse a model that cannot be trained as asked, and an AC variant or FSDP units that do not fit it.
 
     Args:
-        model: model of the trial.
-        ac: the variant.
         is_call_site: it stands around the call of the whole model.
-        training: how it is trained.
         batch: samples of one rank, and tokens of each.
 
     Raises:
@@ -89,9 +86,6 @@ def check_stages(model: ModelSpec, acs: Sequence[Strategy], mesh: Mesh, batch: t
     """Refuse a model that cannot be cut into the stages of a mesh, and an AC variant that does not fit one.
 
     Args:
-        model: model of the trial.
-        acs: the variant of each stage.
-        mesh: has stages.
         batch: samples of a micro-batch on one rank, and tokens of each.
 
     Raises:
@@ -124,9 +118,6 @@ def check_stages(model: ModelSpec, acs: Sequence[Strategy], mesh: Mesh, batch: t
 def check_dispatch(model: ModelSpec) -> None:
     """Refuse experts that ranks cannot share, or that would compute otherwise then.
 
-    Args:
-        model: model of the trial.
-
     Raises:
         ConfigError: naming their class.
     """
@@ -139,7 +130,6 @@ def check_tensor_parallel_plan(model: ModelSpec, tp: int, batch: tuple[int, int]
     """Refuse a tensor parallel plan that does not fit the model.
 
     Args:
-        model: model of the trial.
         tp: number of ranks that share tensors.
         batch: samples of one rank, and tokens of each.
 
@@ -259,14 +249,12 @@ def _views(views: list[str]) -> str:
 
 
 def _without_memory(model: ModelSpec, batch: tuple[int, int]) -> tuple[nn.Module, Batch]:
-    """Return the model and a rank's batch without memory."""
     with _META:
         built = model.build()
     return built, _batch(model, batch)
 
 
 def _batch(model: ModelSpec, batch: tuple[int, int]) -> Batch:
-    """Return a rank's batch on the meta device."""
     fixed = model.fixed_batch(device="meta")
     if fixed is not None:
         return fixed

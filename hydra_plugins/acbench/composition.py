@@ -41,7 +41,6 @@ def compose_all(
     """Return the configuration of every point, as tasks of Hydra receive it: without the node `hydra`.
 
     Args:
-        loader: Hydra's.
         master: the configuration of the sweep, with its node `hydra`.
         points: the overrides of each point.
 

@@ -78,7 +78,6 @@ class _Lossy(io.FileIO):
     """A standard stream that loses what cannot be written, for want of space for example.
 
     Args:
-        number: its descriptor.
         other: descriptor of a stream that tells when a pipe of both has lost its reader; `None`: this does.
 
     Attributes:

@@ -102,8 +102,6 @@ def left_out(
     A pattern asks for what must be asked for, if it matches nothing else: `compiler*` does, `*` does not.
 
     Args:
-        patterns: those of the glob.
-        options: names of all variants.
         asked_for: variants that must be asked for.
     """
     usual = [name for name in options if name not in asked_for]

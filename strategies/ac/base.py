@@ -302,11 +302,9 @@ class ByName(ActivationCheckpointing):
         raise NotImplementedError
 
     def _named_modules(self) -> Sequence[str]:
-        """Return the patterns of modules, with all that is in them, that the configuration has."""
         return ()
 
     def _named_operators(self) -> Sequence[str]:
-        """Return the patterns of operators that the configuration has."""
         return ()
 
 

@@ -94,7 +94,6 @@ class Budget(ActivationCheckpointing):
             self._refuse_beside_plan_file()
 
     def _refuse_beside_plan_file(self) -> None:
-        """Refuse what would decide about the plan, which is made."""
         for name, value in _UNDECIDED.items():
             if getattr(self, name) != value:
                 problem = "decides how a plan is made, and the one in ac.plan_file is made"

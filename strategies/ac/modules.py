@@ -88,7 +88,6 @@ class Modules(ByName):
         return {**found, "": (*found[""], (EVERY_OPERATOR, rest))}
 
     def _entries(self, option: str) -> Iterator[tuple[str, str]]:
-        """Yield the patterns of modules and of operators of an option."""
         for entry in getattr(self, option):
             module, _, operator = entry.partition("::")
             yield module, operator or EVERY_OPERATOR

@@ -203,7 +203,6 @@ class Nested(Strategy):
         return settings, plain
 
     def _labels(self, model: nn.Module) -> Labels:
-        """Return the label of each child of the container: as given, or by even levels."""
         if self.labels is not None:
             paths = {fqn: parse_path(label, f"ac.labels.{fqn}") for fqn, label in self.labels.items()}
             return labelling.Labels(paths=paths, where="ac.labels", is_partial=False)
@@ -230,7 +229,6 @@ def _root_paths(count: int) -> tuple[Path, ...]:
 
 
 def _parse_levels(levels: Any) -> tuple[int, ...] | None:
-    """Return the numbers of regions by level, or refuse them."""
     if levels is None:
         return None
     is_list = isinstance(levels, Sequence) and not isinstance(levels, str)
@@ -242,7 +240,6 @@ def _parse_levels(levels: Any) -> tuple[int, ...] | None:
 
 
 def _parse_labels(labels: Any) -> dict[str, list[int]] | None:
-    """Return the label of each submodule by its FQN, or refuse them."""
     if labels is None:
         return None
     if not isinstance(labels, Mapping) or not labels:
@@ -283,7 +280,6 @@ def _kinds(offload: Mapping[OffloadKind, Sequence[Path]]) -> dict[Path, OffloadK
 
 
 def _read(file: str) -> Any:
-    """Return what a YAML file of labels holds, or refuse the file."""
     try:
         labels = yaml.safe_load(read_text(FilePath(file)))
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:

@@ -277,7 +277,6 @@ class Plan:
         )
 
     def _described_chunks(self) -> Iterator[str]:
-        """Yield why there are chunks, and each loop."""
         if self.chunk is None:
             return
         loss = ", and the loss is part of the model" if self.chunk["with_loss"] else ""
@@ -362,7 +361,6 @@ def _named(fqns: Sequence[str]) -> str:
 
 
 def _loop_words(region: Mapping[str, Any]) -> str:
-    """Return a loop without its scope, in words."""
     first, *_, last = region["operators"]
     return (
         f"{len(region['operators'])} operators, {first} to {last}, in {region['chunks']} chunks of "

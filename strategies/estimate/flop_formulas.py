@@ -29,9 +29,6 @@ _DISTANCE_FLOPS = 3
 def sparse_flops(left: Any, right: Any) -> int | None:
     """Return the FLOPs of a product with a sparse matrix: each of its elements meets a row of the other.
 
-    Args:
-        left, right: the factors.
-
     Returns:
         `None` where neither is sparse, or both are: what two sparse ones cost depends on their data.
     """

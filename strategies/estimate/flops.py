@@ -37,7 +37,6 @@ def is_uncounted(func: Any, args: Sequence[Any] = ()) -> bool:
     """Return whether an operator computes more than its bytes tell, and there is no formula for it.
 
     Args:
-        func: the operator.
         args: its positional operands: of two sparse matrices the product depends on their data.
     """
     places = _SPARSE_FACTORS.get(_name_of(func).removesuffix("_"))

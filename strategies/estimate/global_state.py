@@ -254,7 +254,6 @@ _SETTINGS: tuple[_Setting, ...] = (
 
 
 def _patches(model: nn.Module) -> Iterator[_Setting]:
-    """Yield the functions of the classes of a model, and what they name among the globals of their file."""
     classes = {owner for module in model.modules() for owner in type(module).__mro__ if owner is not object}
     files: dict[int, tuple[dict[str, Any], set[str]]] = {}
     for owner in sorted(classes, key=lambda each: (each.__module__, each.__qualname__)):

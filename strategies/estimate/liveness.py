@@ -111,7 +111,6 @@ class Storages:
     """The storages of a graph's values.
 
     Fields:
-        keys: storages of each node's value.
         made: storages that each node allocates, with their bytes.
         standing: storages of inputs, parameters and results of inner scopes that no operator has allocated.
         steps: effect of each node on storages.

@@ -136,9 +136,7 @@ def outer_sizes_of(function: Any, operands: Sequence[Any], result: Any) -> tuple
     The smallest of them, its rows, limits the speed of a product.
 
     Args:
-        function: the operator.
         operands: its positional arguments.
-        result: what it returns.
     """
     if function in _MATRICES:
         left, right = (operands[position].shape for position in _MATRICES[function])

@@ -153,7 +153,6 @@ def _is_foreign(value: Any) -> bool:
 
 
 def _places_of_function(function: FunctionType) -> Iterator[Place]:
-    """Yield the state in the attributes, defaults and closure of a function, and in the globals it names."""
     yield from _named_by(function)
     # a dictionary of its own owns them: attributes that a call adds go away again, and defaults have no name
     yield Place({"__name__": function.__qualname__, "__dict__": vars(function)}, "__dict__")
@@ -179,7 +178,6 @@ def _places(owner: type) -> Iterator[Place]:
 
 
 def _named_by(function: FunctionType) -> Iterator[Place]:
-    """Yield the state among the globals that a function names, and in the attributes of functions there."""
     globals_ = function.__globals__
     for used in function.__code__.co_names:
         value = globals_.get(used)

@@ -166,7 +166,6 @@ def refuse_without_accelerator(option: str, doing: str) -> None:
 
 
 def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the parameters and buffers of a model by the names that it has for them."""
     return {
         f"{prefix}.{name}" if prefix else name: tensor
         for prefix, module in model.named_modules(remove_duplicate=False)

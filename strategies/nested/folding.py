@@ -23,10 +23,7 @@ class Edge:
     """The place on a tape where a call of a module that holds labels begins or ends.
 
     Fields:
-        fqn: FQN of the module.
-        is_begin: it begins.
         call: that call as a whole; `None` where no region was open when it began.
-        label, regions: where this stands.
     """
 
     fqn: str

@@ -33,8 +33,6 @@ class Reading:
 
     Fields:
         packed: the tensor, here or on the host.
-        requires_grad: it does.
-        region: the region that reads it.
         shape: its shape, for messages.
         reader: the name of the reader, and the line that calls it, for messages.
         is_written: the region writes into it: it gets a copy.
@@ -100,13 +98,7 @@ def readings_of(values: Mapping[Slot, Tensor], region: Path) -> dict[Slot, Calla
 
 @dataclass(frozen=True, slots=True)
 class ParameterReading:
-    """A parameter that forward reads itself: read again from its module, as FSDP exchanges parameters.
-
-    Fields:
-        module: module that has it.
-        name: its name there.
-        fqn: FQN of the module.
-    """
+    """A parameter that forward reads itself: read again from its module, as FSDP exchanges parameters."""
 
     module: nn.Module
     name: str

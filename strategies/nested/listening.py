@@ -43,7 +43,6 @@ class Listener(TorchFunctionMode):
         self._is_quiet = self._is_away = False
 
     def _function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the result of a function."""
         raise NotImplementedError
 
     def _call(self, target: Target, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -47,9 +47,7 @@ class Nest:
     """The labels and options of one model.
 
     Fields:
-        labels: labels of its submodules.
         kept: regions that are not recomputed.
-        preserve_rng_state, early_stop, rewind, split_backward: options of recomputation.
         offload: what of a region waits in host memory, by the region's path.
         ledger: ledger of the host copies.
         rewinds: what was learned of the state of modules.

@@ -165,8 +165,6 @@ def refuse_gap(path: Path, names: Sequence[str], end: int, begin: int, where: st
     """Refuse a region that ends and begins again.
 
     Args:
-        path: its path.
-        names: names of all nodes.
         end, begin: positions behind its last node, and of the one where it begins again.
         where: configuration path of the labels.
 
@@ -190,7 +188,6 @@ def refuse_gap(path: Path, names: Sequence[str], end: int, begin: int, where: st
 def _lines(
     regions: Sequence[NestedRegion], names: Sequence[str], *, start: int, stop: int, indent: str
 ) -> Iterator[str]:
-    """Yield names and regions as lines, those inside a region indented."""
     position = start
     for region in regions:
         yield from (f"{indent}{name}" for name in names[position : region.start])

@@ -22,7 +22,6 @@ class _Storages:
 
     Fields:
         inputs: read, and made outside.
-        made: made inside.
     """
 
     inputs: set[int] = field(default_factory=set)
@@ -33,9 +32,6 @@ class Offloads:
     """Tensors of each region that wait on the host: inputs of recomputed ones, saved tensors of the others.
 
     Args:
-        kinds: what waits, by region.
-        not_recomputed: regions that are not recomputed.
-        ledger: ledger of the copies.
         device_type: where tensors come from that are moved.
     """
 

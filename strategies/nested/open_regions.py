@@ -34,7 +34,6 @@ class _Open:
 
     Fields:
         region: what is held of it.
-        path: its path.
         start: number of calls on the tape when it began.
     """
 
@@ -48,8 +47,6 @@ class OpenRegions:
 
     Args:
         nest: what is to be done.
-        model: the plain model.
-        devices: devices of its tensors.
         outer: regions around the forward, which are being recomputed.
         label: path where the forward stands.
         closed: takes the outermost region that has ended, and its tape.
@@ -203,7 +200,6 @@ class OpenRegions:
         self._open.append(_Open(region=region, path=path, start=start))
 
     def _close(self, ended: _Open) -> None:
-        """Close a region: keep of the tape and of the inputs what its recomputation reads."""
         region = ended.region
         region.so_far = None
         tape = self.tape[ended.start : self._settled]
@@ -232,7 +228,6 @@ class OpenRegions:
     # -- what belongs to them -----------------------------------------------------------------------------
 
     def _place_calls(self, label: Path) -> None:
-        """Say of all calls that waited where they stand."""
         for each in self.tape[self._settled :]:
             if isinstance(each, Call) and each.changes_outside:
                 region = path_name(self._open[0].path) if self._open else path_name(self.latest)

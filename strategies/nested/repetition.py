@@ -34,7 +34,6 @@ class Region:
         regions: it and the regions around it.
         early_stop: end a recomputation when the last needed tensor is there.
         generators: states of random number generators when it began; empty if they are not to be put back.
-        calls: its calls, in order.
         inputs: what its calls read from outside, as functions; `None` once it has run again.
         children: regions inside of which a tape is held too.
         is_kept: its inputs stay until the graph is freed.
@@ -216,12 +215,10 @@ class Repetition:
 
 
 def _now(states: list[State]) -> list[State]:
-    """Return the states in which the same generators are now."""
     return [each.source.now() for each in states]
 
 
 def _inner(region: Region, regions: Regions, calls: list[Call], values: dict[Slot, Tensor]) -> Region:
-    """Return a region inside, as it begins now."""
     return Region(
         regions=regions,
         early_stop=region.early_stop,

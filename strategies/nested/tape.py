@@ -56,20 +56,16 @@ class Call:
 
     Fields:
         name: FQN of the module, or the name of the function.
-        run: what is called.
         leaves: leaves of the arguments; tensors are slots.
-        structure: structure of the arguments.
         modes: modes of torch around it.
         is_module: a module is called, with its hooks.
         rewound: the state that a module finds.
         generators: states of random number generators, where somebody has set them since the call before.
         follow: what follows the forward of a module that holds labels, when the call runs again.
-        label: path where it stands.
         regions: the recomputed regions around it.
         made: slots of the tensors that it returned.
         tickets: for each tensor that autograd saved in it, as long as autograd keeps them.
         module: module whose parameters stay what they are; `None` for a function, or under FSDP.
-        weights: identities of these.
         differentiates: a backward runs inside of it.
         changes_outside: it changes in place what was made outside of the region.
     """

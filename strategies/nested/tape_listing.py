@@ -282,7 +282,6 @@ def _container(values: tuple[Any, ...] | list[Any] | dict[Any, Any]) -> str:
 
 
 def _index(value: Any) -> str:
-    """Return one index of a subscript as code."""
     if value is Ellipsis:
         return "..."
     if not isinstance(value, slice):

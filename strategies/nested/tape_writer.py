@@ -47,7 +47,6 @@ class TapeWriter(Listener):
     Args:
         nest: what is to be done.
         model: the plain model, for messages.
-        devices: devices of its tensors.
         outer: regions around the forward, which are being recomputed.
         label: path where the forward stands.
         floor: path of calls without a label.
@@ -164,7 +163,6 @@ class TapeWriter(Listener):
             return body(*args, **kwargs)
 
     def _module(self, target: Target, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Return the result of a module's call, which is one call on the tape."""
         call, before = self._begin_module(target, body, args, kwargs)
         weights = weights_of(target.module)
         if self._is_sharded and not all(map(_is_own, weights)):
@@ -239,7 +237,6 @@ class TapeWriter(Listener):
     def _begun(
         self, name: str, run: Callable[..., Any], leaves: list[Any], structure: Any
     ) -> tuple[Call, list[tuple[Tensor, int]]]:
-        """Return a call, and its tensors with their versions."""
         before = []
         is_written = name in _WRITES_STATISTICS
         for at, leaf in enumerate(leaves):
@@ -262,7 +259,6 @@ class TapeWriter(Listener):
                 return
 
     def _end(self, call: Call, before: Sequence[tuple[Tensor, int]], result: Any) -> None:
-        """Note what a call made and changed."""
         results = tensors_of(result)
         changed = [tensor for tensor, then in before if version(tensor) != then]
         for tensor in changed:

@@ -28,7 +28,6 @@ class Ticket:
     graph.
 
     Args:
-        saved: the tensor.
         holds: keep what is filled in where its node of autograd runs again in the weight part of a backward.
 
     Attributes:

@@ -86,7 +86,6 @@ def question(model: nn.Module, chosen: Mapping[str, nn.Module]) -> str | None:
     """Return of how many modules of a class regions stand around some, and the remedy; `None` where of all.
 
     Args:
-        model: a plain model.
         chosen: modules with regions, by FQN.
     """
     elsewhere = same_class_elsewhere(model, chosen)
@@ -108,7 +107,6 @@ _CONTAINER_NAMES = {kind.__name__ for kind in CONTAINERS}
 
 
 def _may_be_block(module: nn.Module | None) -> bool:
-    """Return whether a module has children, and parameters."""
     return (
         module is not None and any(True for _ in module.children()) and any(True for _ in module.parameters())
     )
@@ -160,12 +158,10 @@ def _are_alike(modules: Mapping[str, nn.Module], children: list[str]) -> bool:
 
 
 def _repeats(modules: Mapping[str, nn.Module], children: list[str]) -> bool:
-    """Return whether some modules are of one class, several of them."""
     return len(children) > 1 and len({plain_class(modules[child]) for child in children}) == 1
 
 
 def _repeated_class(modules: Mapping[str, nn.Module]) -> list[str]:
-    """Return the modules of the outermost class of which there are several."""
     by_class: dict[str, list[str]] = {}
     for fqn, module in modules.items():
         if fqn and _may_be_block(module) and not isinstance(module, CONTAINERS):

@@ -143,9 +143,7 @@ class HostCopy:
     """One storage in host memory.
 
     Attributes:
-        nbytes: size of the storage.
         version: version of the tensor that it was made for.
-        device: where it came from.
     """
 
     def __init__(

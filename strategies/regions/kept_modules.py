@@ -46,9 +46,7 @@ def refuse_unmatched(
     """Refuse a pattern that matches no module of any block, with the nearest names.
 
     Args:
-        patterns: those of the option.
         blocks: names of the modules inside each block.
-        where: the option.
 
     Raises:
         StrategyError: naming the pattern.

@@ -43,7 +43,6 @@ class _Kept:
     """One result.
 
     Fields:
-        value: what the operator returned.
         watched: tensors on its storages, as they were after the operator, or when they were made.
         drawn: state of the generator after an operator that has drawn; `None` after another.
     """
@@ -115,7 +114,6 @@ class Keeping(LeavesCompiled, TorchDispatchMode):
         results.append(kept)
 
     def _watch(self, out: Any) -> None:
-        """Watch what an operator has made of a result that is kept, or is one."""
         for tensor in tensors_in(out) if self._on else ():
             for storage in _storages([tensor]) & self._on.keys():
                 alias = _alias(tensor)  # on memory that is kept anyway
@@ -196,7 +194,6 @@ def _storages(tensors: Iterable[Tensor]) -> set[int]:
 
 
 def _drawn(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> State | None:
-    """Return the state, now, of the generator of an operator that has drawn."""
     if not isinstance(operator, OpOverload) or torch.Tag.nondeterministic_seeded not in operator.tags:
         return None
     names = [argument.name for argument in operator._schema.arguments]  # noqa: SLF001 (torch has no public schema)

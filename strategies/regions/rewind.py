@@ -90,7 +90,6 @@ class _Copied:
 
     Fields:
         tensor: it, which code may give other memory, or another size.
-        copy: its values.
         memory: another tensor on the memory that it had.
         place: where it is, for messages.
     """
@@ -367,7 +366,6 @@ def python_state_kept(model: nn.Module, blocks: Iterable[nn.Module], *, remedy: 
     attributes of their classes, and globals that methods name.
 
     Args:
-        model: the model.
         blocks: modules in it that must not hold iterators.
         remedy: what to do where that is impossible.
 
@@ -509,7 +507,6 @@ class _Keeper:
             self.large[place] = kept
 
     def _container(self, value: Any, place: Place, depth: int) -> None:
-        """Keep what a container or object holds, and go on with its parts."""
         kind = kind_of(value)
         if kind is not None:
             content = kind.read(value)

@@ -76,7 +76,6 @@ def moved(saved: Tensor, local: Tensor, *, ledger: HostLedger, region: Hashable)
     Args:
         saved: the tensor; a `DTensor` is placed again as it was, and a jagged one gets its offsets.
         local: the dense tensor on this rank with its memory, as `memory_of` finds it.
-        ledger: the ledger of the copy.
         region: who asks, and answers for the bytes of a new copy.
     """
     version = version_of(local if type(local) is type(saved) else saved)
@@ -115,7 +114,6 @@ def likened(tensor: Tensor, cls: type[Tensor], attributes: Mapping[str, Any]) ->
     Args:
         tensor: what comes back.
         cls: type of what was saved; one with `__torch_dispatch__` makes its copies itself.
-        attributes: its attributes.
     """
     if type(tensor) is Tensor and cls not in PLAIN:
         tensor = tensor.as_subclass(cls)

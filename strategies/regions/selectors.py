@@ -57,7 +57,6 @@ def enclose(found: Mapping[str, nn.Module], save_list: SaveList) -> None:
 
     Args:
         found: blocks by FQN.
-        save_list: its entries are selectors.
     """
     fired: set[str] = set()
     for fqn, block in found.items():
@@ -81,7 +80,6 @@ def refuse_unmatched(selectors: Sequence[str], found: Mapping[str, nn.Module], w
     """Refuse a selector whose module is nowhere in the blocks, with the nearest names.
 
     Args:
-        selectors: to look at.
         found: blocks by FQN.
         where: the option that messages name.
 
@@ -105,7 +103,6 @@ def refuse_idle(selectors: Sequence[str], run: Collection[tuple[str, str]], wher
     """Refuse a selector whose module runs other operators alone, and name these.
 
     Args:
-        selectors: to look at.
         run: FQNs of modules with the operators that they run.
         where: the option that messages name.
 

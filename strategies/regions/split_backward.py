@@ -72,7 +72,6 @@ class _Passes:
 
     Attributes:
         is_forward: forward runs, which may differentiate what it does: of each such part torch has a group.
-        group: the group now.
     """
 
     def __init__(self, *, holds: bool) -> None:

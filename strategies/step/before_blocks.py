@@ -50,8 +50,6 @@ def joined(
 
     Args:
         before: what ran before the block.
-        call: the first call.
-        operators: all of the step.
         asked: storages of which backward asks for something in that call.
     """
     readers: dict[int, set[int]] = {}
@@ -72,7 +70,6 @@ def join(
 
     Args:
         before, call, operators: as of `joined`.
-        found: what it returned.
     """
     call.caller, call.caller_sizes, call.start = before.caller, before.sizes, before.start
     call.before = tuple(_prior(before, found))

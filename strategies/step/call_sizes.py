@@ -38,7 +38,6 @@ def parameter_sizes(module: nn.Module, fqn: str = "") -> tuple[TensorSize, ...]:
     """Return the sizes of parameters.
 
     Args:
-        module: has them.
         fqn: what their names begin with, where a call has several modules.
     """
     before = f"{fqn}." if fqn else ""
@@ -81,7 +80,6 @@ def difference(planned: Sequence[TensorSize], found: Sequence[TensorSize]) -> st
 
     Args:
         planned: sizes that the plan was made for.
-        found: sizes of the call.
     """
     if planned == found:
         return None

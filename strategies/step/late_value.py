@@ -87,7 +87,6 @@ def factors_of(func: Any, args: Sequence[Any]) -> list[Tensor]:
 
     Args:
         func: the operator that runs now.
-        args: its arguments.
     """
     if func is not PRODUCT or not torch.is_grad_enabled():
         return []
@@ -108,11 +107,6 @@ def given(redeem: Callable[[], Tensor], layout: MemoryLayout, device: torch.devi
 
     That is the value itself for a node that records what it does, for gradients of gradients; where a mode of
     others would not see what runs to make it; and where a compiler looks at what nodes get.
-
-    Args:
-        redeem: returns the value, once.
-        layout: layout of the value.
-        device: device of the value.
     """
     if torch.is_grad_enabled() or not _is_seen_by_all() or _is_compiled():
         return redeem()
@@ -126,7 +120,6 @@ def _is_seen_by_all() -> bool:
 
 
 def _is_compiled() -> bool:
-    """Say whether compiled autograd runs backward."""
     module = sys.modules.get("torch._dynamo.compiled_autograd")
     return bool(getattr(module, "in_compiled_autograd_region", False))
 
@@ -155,9 +148,6 @@ def second_backward() -> StrategyError:
 
 class KeptTicket:
     """Redeemed for a plain tensor that is kept as it is, once in each part of a backward.
-
-    Args:
-        saved: the tensor.
 
     Attributes:
         is_late: whether backward reads the value later than it asks for it.
@@ -198,11 +188,6 @@ class KeptTicket:
 
 class LateValue(Tensor):
     """A tensor without memory; the operator that reads it gets what it stands for.
-
-    Args:
-        ticket: has the value.
-        layout: layout of the value.
-        device: device of the value.
 
     Attributes:
         ticket, like: what it was made of.

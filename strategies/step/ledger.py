@@ -59,9 +59,7 @@ class SizeChange(NamedTuple):
     """A storage is made, gets another size, or dies.
 
     Fields:
-        life: its number.
         delta: bytes by which it grows.
-        phase, module: where the step is.
     """
 
     life: int
@@ -164,7 +162,6 @@ def highest(start_bytes: int, changes: Iterable[Any]) -> tuple[Peak, int]:
     """Return the highest total, the earliest of equal ones, and the number of changes until then.
 
     Args:
-        start_bytes: the total before them.
         changes: each with its `delta` in bytes, `phase` and `module`.
     """
     running, until = start_bytes, 0

@@ -145,7 +145,6 @@ class LiveStorages(OperatorMode):
         return result, Touched(operands, results)
 
     def _enter_results(self, func: Any, args: tuple[Any, ...], results: Sequence[Tensor]) -> None:
-        """Enter what an operator made: its results, and the tensors of numbers given for tensors."""
         for tensor in results:
             self._enter_result(tensor, str(func), hidden=functools.partial(hidden_bytes, func, tensor, args))
         if self._position.is_accumulating and func in _GRADIENT_MAKERS:
@@ -199,8 +198,6 @@ class LiveStorages(OperatorMode):
         """Enter the storage of a result, or its new size.
 
         Args:
-            tensor: the result.
-            op: what made it.
             hidden: returns what a storage without memory lacks of the real one.
         """
         storage = tensor.untyped_storage()

@@ -96,7 +96,6 @@ def is_numbered(operator: Any, fakes: Any) -> bool:
     those on fake tensors of others: by them DTensor learns once what an operator gives.
 
     Args:
-        operator: what is called now.
         fakes: what `fake_mode` returned when the step or the forward began.
     """
     return facts_of(operator).is_numbered and fake_mode() is fakes

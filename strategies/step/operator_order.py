@@ -30,7 +30,6 @@ class Entry(NamedTuple):
     """One operator of a forward.
 
     Fields:
-        operator: what is called.
         call: runs it, as calling it would.
         number: how many run before it that plans count.
         how: how a tape notes it.
@@ -162,7 +161,6 @@ class KnownOrders:
         """End a call, with the order that it has taken down.
 
         Args:
-            order: the order.
             is_in_order: whether it has followed the one that was known.
         """
         known, self._latest = self._latest, None
@@ -187,7 +185,6 @@ class _Known:
     Fields:
         keys: those of the call's modules.
         order: the order; `None` until a call has ended.
-        is_left: a call has left it.
     """
 
     keys: list[object] = field(default_factory=lambda: [None])
@@ -196,7 +193,6 @@ class _Known:
 
 
 def _how(func: Any, *, is_noted: bool, is_counted: bool) -> int:
-    """Return how a tape notes an operator."""
     if not is_counted:
         return NOTED if func is _DETACH else PASSED
     if not is_noted:

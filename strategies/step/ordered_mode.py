@@ -25,11 +25,7 @@ _mode_of = torch._C._get_dispatch_mode  # noqa: SLF001 (as above)
 
 
 class Pause:
-    """Tells the tape of a block that what runs is no part of the block's forward.
-
-    Attributes:
-        is_on: it is so now.
-    """
+    """Tells the tape of a block that what runs is no part of the block's forward."""
 
     __slots__ = ("is_on",)
 

@@ -67,7 +67,6 @@ def capture(
         modules: what a plan will decide about; no block is inside another. Modules beside the blocks that run
             behind all of them are one call. What their caller makes the first block's input of belongs to the
             call of that.
-        device: device that computes.
         standing: tensors that lie on the device during the whole step; what operators read is found anyway.
         bodies: compiled functions that run in place of the forward of blocks. Graphs have no place to put a
             generator back, so their random operators do not run again; inputs of blocks stay where they are.
@@ -537,7 +536,6 @@ class _Watch(StepRecorder):
             self._makers |= join(before, self.calls[0], self._operators, found)
 
     def _give_back_shared(self) -> None:
-        """Leave as they are those inputs that not one call alone asks for, or that a call writes to."""
         askers: dict[int, set[int]] = {}
         for each in self._savings:
             askers.setdefault(each.storage, set()).add(each.call if each.asked else OUTSIDE)
@@ -588,7 +586,6 @@ def _packer() -> str:
 
 
 def _copy_of(tensor: Tensor) -> Tensor:
-    """Return a tensor of the same layout on a copy of the storage."""
     whole = tensor.untyped_storage().nbytes() // tensor.element_size()
     copy = tensor.detach().as_strided((whole,), (1,), 0).clone()
     return copy.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())

@@ -48,11 +48,9 @@ class Redemption:
 
     Fields:
         storage: the storage that it lies on.
-        moment: the moment at which it is asked for.
         until: the last moment at which the node holds it.
         released: the last moment at which the graph holds what autograd has saved; later than `until` where a
             gradient is summed to the shape of its input.
-        node: name of the node.
     """
 
     storage: int

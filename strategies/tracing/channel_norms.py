@@ -43,10 +43,7 @@ def norm_scales(  # noqa: PLR0917 (a graph calls it by position)
     Args:
         sums: (2, B, C), as `norm_sums` returns them.
         weight, bias: (C,).
-        count: elements of a channel.
-        n_groups: groups of channels.
         eps: what is added to the variance.
-        dtype: that of the norm.
     """
     grouped = sums.unflatten(2, (n_groups, -1))
     mean, square = grouped.sum(-1, keepdim=True).div_(count * grouped.shape[3]).unbind()

@@ -33,7 +33,6 @@ def _lines(name: str, code: fx.GraphModule) -> Iterator[str]:
 
 
 def _statements(graph: fx.Graph) -> Iterator[str]:
-    """Yield the statements of a graph with the shapes of their results."""
     attributes = {node.name: f"self.{node.target}" for node in graph.nodes if node.op == "get_attr"}
     shapes = {node.name: _shape(node.meta.get("val")) for node in graph.nodes}
     source = graph.python_code("self").src.splitlines()

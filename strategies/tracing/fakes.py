@@ -60,7 +60,6 @@ class Fakes(FakeTensorMode):
         return None
 
     def _completed(self, func: Any, args: Sequence[Any], result: Any) -> Any:
-        """Return a result with what it has with data."""
         if func is _aten.mkldnn_rnn_layer.default and torch.is_grad_enabled():
             *known, workspace = result
             return *known, workspace.new_empty(_workspace_shape(args))
@@ -72,7 +71,6 @@ class Fakes(FakeTensorMode):
         return result
 
     def _beside_a_number(self, func: Any, args: Sequence[Any], result: Tensor) -> Tensor:
-        """Return a result with its strides with data, where it is made of one tensor and numbers."""
         x, *others = (each for each in args if isinstance(each, Tensor))
         is_new = not func._schema.is_mutable and x.shape == result.shape  # noqa: SLF001 (no public name)
         if others or not is_new or not all(isinstance(size, int) for size in (*x.shape, *x.stride())):

@@ -176,7 +176,6 @@ class FunctionRecorder(TorchFunctionMode):
         return self._graph.call_function(func, args, kwargs)
 
     def _arguments(self, value: Any, where: str) -> Any:
-        """Return arguments as a graph holds them: nodes instead of tensors."""
         if isinstance(value, Tensor):
             return self._node(value, where)
         if type(value) in _MORE_CONSTANTS or isinstance(value, torch._ops.OpOverload):  # noqa: SLF001
@@ -199,7 +198,6 @@ class FunctionRecorder(TorchFunctionMode):
         return type(value)(*held) if _is_named_tuple(value) else type(value)(held)
 
     def _node(self, tensor: Tensor, where: str) -> fx.Node:
-        """Return the node of a tensor: of what made it, or of the parameter or buffer that it is."""
         if id(tensor) in self._frame.nodes:
             return self._frame.nodes[id(tensor)]
         if id(tensor) not in self._shadow.owners:
@@ -261,7 +259,6 @@ class FunctionRecorder(TorchFunctionMode):
 def _named_tensors(
     scope: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors among the inputs with the names of their parameters."""
     signature = inspect.signature(scope.forward)
     names = list(signature.parameters)
     given = [*zip([*names, *["inputs"] * len(args)], args, strict=False), *kwargs.items()]

@@ -57,7 +57,6 @@ class Call:
     """The call of a forward, as far as a recording takes it for constant.
 
     Fields:
-        args, kwargs: inputs.
         kind: equal for calls with inputs of one structure and kind, the same ones of which are one tensor,
             under the same switches of torch.
         tensors: tensors among the inputs, in the order of `tree_leaves`.
@@ -289,7 +288,6 @@ def _kind_of_leaf(leaf: Any) -> Hashable:
 def _values_read(
     module: nn.Module, tensors: Sequence[Tensor], places: Iterable[tuple[str, str]], *, is_exact: bool
 ) -> Iterator[tuple[tuple[str, str], object]]:
-    """Yield what is found in each place, now."""
     numbers: dict[int, int] = {}
     for tensor in tensors:
         numbers.setdefault(id(tensor), len(numbers))

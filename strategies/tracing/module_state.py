@@ -282,7 +282,6 @@ def _groups(module: nn.Module) -> list[dict[str, Any]]:
 
 
 def _marks(module: nn.Module) -> dict[str, object]:
-    """Return the attributes of a module: constants by type and value, all others by identity."""
     return {
         name: (type(value), value) if isinstance(value, CONSTANTS) else ByIdentity(value)
         for group in _groups(module)

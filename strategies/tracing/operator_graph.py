@@ -155,7 +155,6 @@ def record_scopes(
 
     Args:
         shadow: shadow of the model, with fake tensors.
-        scopes: FQNs of inner scopes.
         args, kwargs: inputs of the model, tensors of the shadow.
         opaque: FQNs of the modules whose calls are one node each.
         where: configuration path that messages name.
@@ -356,7 +355,6 @@ class _OperatorRecorder(TorchDispatchMode):
         return OpaquePart(self._where, f"{self.place} {problem}", self._modules[-1] if self._modules else "")
 
     def _call_opaque(self, fqn: str, body: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Run a module as it is, and enter its call as one node."""
         given = self._given(args, kwargs)
         self._is_inside_opaque = True
         result = body(*args, **kwargs)
@@ -380,7 +378,6 @@ class _OperatorRecorder(TorchDispatchMode):
         return given
 
     def _call_node(self, fqn: str, given: tuple[Any, Any], result: Any) -> fx.Node:
-        """Enter the call of a module with its result."""
         outer = self._frames[-1]
         node = outer.graph.call_module(fqn.removeprefix(f"{outer.fqn}.") if outer.fqn else fqn, *given)
         node.meta["autocast"] = autocast_dtypes()
@@ -520,7 +517,6 @@ class _OperatorRecorder(TorchDispatchMode):
         return overload
 
     def _own_results(self, result: Any, node: fx.Node, *, is_detached: bool = False) -> None:
-        """Let the tensors of a result belong to a node."""
         frame = self._frames[-1]
         if isinstance(result, Tensor):
             node.meta.setdefault("val", result)

@@ -67,8 +67,6 @@ class Frame:
         """End the graph with what forward returns.
 
         Args:
-            leaves: leaves of what forward returns.
-            node_of: returns the node of a tensor.
             error: makes an error of the end of a sentence.
 
         Returns:

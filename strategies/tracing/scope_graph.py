@@ -49,7 +49,6 @@ class OpaquePart(StrategyError):  # noqa: N818 (it tells of a part, and mostly i
 
     Args:
         where: configuration path that the message names.
-        problem: what it does.
         fqn: FQN of the module, which may run as it is; `""` for the model, which may not.
         graphs: graphs of the scopes, where forward has come to its end.
     """

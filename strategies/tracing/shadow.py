@@ -180,7 +180,6 @@ def cast_inputs(inputs: Any, dtype: torch.dtype | None) -> Any:
 def _cast(
     model: nn.Module, device: torch.device, mode: FakeTensorMode | None, earlier: Shadow | None = None
 ) -> Shadow:
-    """Return the shadow of a model, on the storages of an earlier one where there is one."""
     caster = _Caster(device, Shadow(model=nn.Module(), mode=mode), earlier)
     caster.shadow.model = caster.twin_of(model, "")
     caster.fill()
@@ -205,7 +204,6 @@ class _Caster:
 
         Args:
             outer: the module, or what wraps it.
-            fqn: FQN of the module.
             dtype: dtype of parameters in use, where an FSDP unit around the module says so.
         """
         source = unwrapped(outer)

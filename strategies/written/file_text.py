@@ -51,7 +51,6 @@ def recomputing_file(blocks: Sequence[str], *, title: str, name: str = "apply_ac
     """Return a file that runs whole blocks again in backward.
 
     Args:
-        blocks: their FQNs.
         title: first line of the file: what it does to which model.
         name: the file's name without its ending, as it names itself.
     """

@@ -165,7 +165,6 @@ class _Loans:
         return self._call(functools.partial(original, overload), name, args, kwargs)
 
     def _call(self, operator: _Function, name: str, args: Any, kwargs: Any) -> Any:
-        """Run a functional collective with lent tensors, or the wait for one."""
         if self._is_calling or not name.startswith(_FUNCTIONAL):  # modes call what a packet has called
             return operator(*args, **kwargs)
         self._is_calling = True
@@ -187,7 +186,6 @@ class _Loans:
             self._by_result.update(dict.fromkeys(keys, _Loan(lent=lent, unwaited=keys)))
 
     def _on_waited(self, waited: Any) -> None:
-        """Settle the collectives whose results have all been waited for."""
         for key in map(key_of, plain_tensors(tensors_in(waited))):
             loan = self._by_result.pop(key, None)
             if loan is None:

@@ -57,7 +57,6 @@ def measure(step: Callable[[], None], *, device: str, live: LiveTotals) -> Alloc
 
 
 def _on_cpu(step: Callable[[], None], live: LiveTotals, allocator: CountingAllocator) -> Allocator:
-    """Return what the counting allocator saw of a step."""
     allocator.count_this_thread(as_model=True)
     allocator.reset_peaks()
     before = allocator.read()
@@ -90,7 +89,6 @@ def _collectives_as_backend(allocator: CountingAllocator) -> Iterator[None]:
 
 
 def _on_cuda(step: Callable[[], None], live: LiveTotals) -> Allocator:
-    """Return what CUDA's caching allocator saw of a step."""
     torch.cuda.synchronize()
     torch.empty(1, device="cuda")  # an allocation lets go of blocks that waited for other streams
     torch.cuda.reset_peak_memory_stats()
@@ -108,7 +106,6 @@ def _on_cuda(step: Callable[[], None], live: LiveTotals) -> Allocator:
 
 
 def _profiled(step: Callable[[], None], live: LiveTotals) -> Allocator:
-    """Return what the profiler's memory events say of a step."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
     kineto = profiler.profiler

@@ -46,7 +46,6 @@ class StorageChange(NamedTuple):
 
     Fields:
         delta: bytes by which it grows.
-        phase, module: where the step is.
         part: what the storage is, one of `PEAK_PARTS`.
         is_activation: whether forward or backward has made it, and it is no gradient of a parameter.
         on_host: whether it lies in host memory while the model computes elsewhere.

@@ -54,7 +54,6 @@ class StepTotals:
         actions: those of a schedule, of which each ends with one forward or backward.
 
     Args:
-        trainee: what is trained.
         live: the meter, which has been entered.
     """
 
@@ -191,7 +190,6 @@ def _change(change: SizeChange, life: Life, part: str) -> StorageChange:
 
 
 def _standing_by_part(trainee: Trainee, batch: Any) -> dict[str, Iterable[Tensor]]:
-    """Return the tensors that stand before the step, by the part that they are of."""
     model = trainee.model
     return {
         "parameters": parameters_of(model),

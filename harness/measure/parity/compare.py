@@ -224,7 +224,6 @@ def _in_order(findings: Iterable[_Named], order: Sequence[str]) -> list[_Named]:
 
 
 def _part_parity(findings: Sequence[_Named], rank: int, step: int) -> PartParity:
-    """Return the result of one part: its first difference, and the largest."""
     first = next(
         (
             FirstDifference(
@@ -250,7 +249,6 @@ def _part_parity(findings: Sequence[_Named], rank: int, step: int) -> PartParity
 
 
 def _largest(snapshot: Snapshot) -> dict[str, float]:
-    """Return the largest magnitude of each gradient there is, in the order of backward."""
     ordered = dict.fromkeys((*snapshot.backward_order, *snapshot.gradients))
     leaves = ((name, snapshot.gradients.get(name)) for name in ordered)
     return {

@@ -84,7 +84,6 @@ def _keep(found: list[ModuleOutput], fqn: str, _module: nn.Module, _args: Any, o
 
 
 def _numbered(outputs: Sequence[ModuleOutput]) -> Iterator[tuple[tuple[str, int], ModuleOutput]]:
-    """Yield outputs by module and number of the call."""
     calls: Counter[str] = Counter()
     for output in outputs:
         yield (output.fqn, calls[output.fqn]), output

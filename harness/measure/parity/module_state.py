@@ -156,7 +156,6 @@ class _Reader:
             self._read(module.get_extra_state(), f"{prefix}(extra state)", depth)
 
     def _read(self, value: Any, name: str, depth: int) -> None:
-        """Note a value of the state, and look into it once."""
         if isinstance(value, CONSTANTS):
             self.values[name] = _constant(value)
         elif isinstance(value, Tensor) and not _is_ours(value) and _has_memory(value):
@@ -180,7 +179,6 @@ class _Reader:
             self._attributes(value, name, depth + 1)
 
     def _unregistered(self, module: nn.Module, name: str, depth: int) -> None:
-        """Read a module that is no submodule of the model, with its parameters and buffers."""
         self.module(module, name, depth)
         for group in (module._parameters, module._buffers, module._modules):  # noqa: SLF001 (as they are)
             for key, part in group.items():
@@ -193,7 +191,6 @@ class _Reader:
                 self._read(part, f"{name}.{key}", depth)
 
     def _content(self, value: Any, name: str, depth: int) -> None:
-        """Note the content of a container, buffer or generator."""
         kind = kind_of(value)
         if kind is None:
             return
@@ -215,7 +212,6 @@ class _Reader:
             self.uncompared[f"members of {name}"] = None
 
     def _parts(self, kind: HoldingKind, content: Any, name: str, depth: int) -> None:
-        """Note the parts of a container one by one, or a digest of many."""
         if kind.form != "callable":
             self.values[f"length of {name}"] = len(content)
             items = list(content.flat) if kind.form == "buffer" else content
@@ -268,7 +264,6 @@ def _package(value: Any) -> str:
 
 
 def _function(hook: Any) -> Any:
-    """Return the function behind a hook."""
     while isinstance(hook, functools.partial | MethodType):
         hook = hook.func if isinstance(hook, functools.partial) else hook.__func__
     return hook
@@ -301,7 +296,6 @@ def _has_memory(tensor: Tensor) -> bool:
 
 
 def _generator_state(state: Any) -> Any:
-    """Return the state of a generator as a tensor, or a digest of it."""
     return state if isinstance(state, Tensor) else f"generator {_hash(str(state).encode())}"
 
 
@@ -337,7 +331,6 @@ def _hash(data: bytes) -> str:
 
 
 def _path(kind: HoldingKind, key: Any, position: int) -> str:
-    """Return the path from a value to one of its parts."""
     return f".{key}" if kind.form == "callable" else f"[{_key(key, position)}]"
 
 

@@ -36,7 +36,6 @@ class Captured:
     Fields:
         value: dense copy; on the tensor's device, or on the host.
         kind: class, and what class and shape of the copy no longer tell: placements, sparsity.
-        device_type: where the original is.
     """
 
     value: Tensor
@@ -48,7 +47,6 @@ class Captured:
         """Copy `tensor`; later steps may overwrite the original.
 
         Args:
-            tensor: tensor of any class.
             whole: gather a DTensor, so that its placements do not matter; all ranks of its mesh do.
         """
         if whole and isinstance(tensor, DTensor):
@@ -136,7 +134,6 @@ class Snapshot:
         """Return what of this step a rank has, a stage or some of the experts.
 
         Args:
-            own: the rank's own step.
             share, shares: which of equal shares of the experts the rank has, where one tensor holds all.
         """
         parts: dict[str, Any] = {
@@ -177,7 +174,6 @@ def steps(
     Args:
         trainee: the model and its optimizer; both move on.
         batches: one a step, on the device that computes.
-        seed: seed of the trial.
         dp_rank: index of the rank's batch among all data-parallel ones.
         whole: take gradients and parameters as wholes, for models that place them differently.
     """
@@ -222,7 +218,6 @@ def has_identity_only(value: Any) -> bool:
 def _train_one_step(
     trainee: Trainee, batch: Batch, device: torch.device, changes: StateChanges, *, whole: bool
 ) -> Snapshot:
-    """Train by one step and return all that the step computed and changed."""
     # of two that are compared as wholes, one may have a wrapper that the other does without
     wrapper = trainee.model
     model = wrapper.module if whole and isinstance(wrapper, DistributedDataParallel) else wrapper
@@ -298,7 +293,6 @@ def _numbered(leaves: Sequence[Leaves]) -> Leaves:
 
 
 def _differentiated(batch: Batch) -> dict[str, Tensor]:
-    """Return the inputs that get gradients, by path, without those of the step before."""
     leaves = pytree.tree_leaves_with_path((batch.inputs, dict(batch.keywords)))
     inputs = {
         f"inputs{pytree.keystr(path[1:])}": leaf

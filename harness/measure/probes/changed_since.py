@@ -61,7 +61,6 @@ def changed_since(
         trainee: a fresh plain model; it takes one forward.
         batch: what it reads, on `device`.
         seed: seed of what the step draws.
-        device: device that computes.
         dp_rank: index of the rank's batch among all data-parallel ones.
     """
     ledger = _Ledger(trainee.model)
@@ -120,7 +119,6 @@ class _Ledger:
 
 
 def _own(module: nn.Module, fqn: str) -> Iterator[tuple[StateChange, Callable[[], Any]]]:
-    """Yield what a module holds itself, each with what returns its present value."""
     prefix = f"{fqn}." if fqn else ""
     for name, value in vars(module).items():
         if name not in _OWN and not name.startswith(("_acbench", "_fsdp", "_is_fsdp", "_ddp")):
@@ -152,7 +150,6 @@ def _attribute(value: Any, key: str) -> Any:
 def _given(
     module: nn.Module, fqn: str, inputs: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> Iterator[tuple[StateChange, Callable[[], Any]]]:
-    """Yield the tensors that a module is given, and what else of it a call could change."""
     owner = fqn or "the model"
     for place, tensor in enumerate(tensors_held_by((inputs, keywords))):
         yield StateChange("input", f"input {place} of {owner}"), partial(_itself, tensor)
@@ -171,7 +168,6 @@ def _is_fixed(value: Any) -> bool:
 def _by_name(
     module: nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield what a module is given, by the names of its forward where these are known."""
     try:
         names = list(inspect.signature(module.forward).parameters)
     except (TypeError, ValueError):
@@ -186,7 +182,6 @@ def _itself(value: Any) -> Any:
 
 
 def _kind(name: str, value: Any) -> str:
-    """Return what an attribute is called in messages."""
     if name == "training":
         return "mode"
     if isinstance(value, str):

@@ -57,7 +57,6 @@ def slope(
         trainee: returns a fresh model at each call, of the same weights.
         batch: returns a new copy of the batch at each call.
         seed: seed of the direction and of what each forward draws.
-        device: device that computes.
     """
 
     def loss_at(length: float) -> tuple[Tensor, list[Tensor], Trainee]:

@@ -18,7 +18,6 @@ def interlude(model: nn.Module, evaluate: Callable[[], object], device: torch.de
     Args:
         model: model of the step; its modules are in the modes in which they were, afterwards.
         evaluate: calls the model on inputs.
-        device: device that computes.
     """
     modes = {module: module.training for module in model.modules()}
     model.eval()
@@ -73,8 +72,6 @@ def _has_integers(given: Batch) -> bool:
 
 
 def _cut(given: Batch, rows: int, columns: int | None) -> Batch:
-    """Return a batch of the first rows and columns."""
-
     def cut(tensor: Tensor) -> Tensor:
         share = tensor.detach()[:rows] if tensor.dim() else tensor.detach()
         if columns is not None and tensor.dim() > 1:

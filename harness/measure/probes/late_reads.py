@@ -147,7 +147,6 @@ class Bisection:
         """Look among `groups`, and return what a change of all of them does; `None` where no step is left.
 
         Args:
-            groups: what is changed.
             known: the effect, where it follows from others.
         """
         if not groups:

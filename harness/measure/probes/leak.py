@@ -64,8 +64,6 @@ def growth(
     Args:
         trainee: a model that nobody else trains.
         batch: returns a new copy of the batch at each call.
-        seed: seed of every step.
-        device: device that computes.
         dp_rank: index of the rank's batch among all data-parallel ones.
         anywhere: says whether something was seen on any rank; all take as many steps.
 
@@ -96,7 +94,6 @@ def growth(
 
 
 def _made_by(ledger: Ledger) -> Counter[str]:
-    """Return the bytes that live by the operator and module that made them."""
     made: Counter[str] = Counter()
     for life in ledger.lives:
         if _is_made(life):

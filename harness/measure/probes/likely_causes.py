@@ -30,7 +30,6 @@ class Evidence:
         forward_ops: operators that forward ran.
         unpacked: what hooks of saved tensors gave back otherwise than they got it.
         functions: autograd functions of its own that the variant's graph has and the plain model's has not.
-        is_compiled: somebody compiles.
         has_save_list: a region keeps what operators of a list give.
         is_of_calls: with another region around the same modules, or one that is not reentrant, it is neutral.
     """
@@ -88,7 +87,6 @@ class Evidence:
         """Say whether a recomputation changes a part: one runs, and the part differs.
 
         Args:
-            part: part of the comparison.
             words: one of these is in the name of what differs first; none stands for any name.
         """
         name = self.differing.get(part) if self.recomputes else None
@@ -101,7 +99,6 @@ class LikelyCause:
 
     Fields:
         numbers: its entries in the gallery; several where they look alike, none where it has none.
-        title: what happens.
         fits: says whether evidence looks like it.
         advice: what to change in the model or around it; nobody can try that but its author.
         option: what to ask of the checkpoint instead, which can be tried.
@@ -578,7 +575,6 @@ def likely_cause(seen: Evidence, applied: Collection[str] | None = None) -> Like
     """Return what a difference looks like; `None` where nothing known does.
 
     Args:
-        seen: what is known of the difference.
         applied: options that were tried and changed something; `None` where nobody tried.
     """
     return next(

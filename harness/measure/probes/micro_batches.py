@@ -21,8 +21,6 @@ class MicroBatched:
     """A trainee that takes the micro-batches of a step, and says of which model and phase an error is.
 
     Fields:
-        inner: takes one of them.
-        is_variant: it carries the variant.
         between: called between forward and backward; all micro-batches are then in flight at once. `None`:
             each is followed by its backward.
     """

@@ -32,7 +32,6 @@ class Raised:
     """The error of a rank, in a form that other ranks can be told.
 
     Fields:
-        rank: the rank.
         said: kind and message of the error.
         phase: the pass that raised, as of `PassError`; `None` where it was no pass.
         is_variant: it was a pass of the variant.

@@ -117,7 +117,6 @@ class Asked:
         finding: what is not as it should be; `None` for nothing.
         parity: the two models side by side, where the probe compared them.
         notes: sentences on what was not looked at, and why.
-        names: the probes that were asked.
     """
 
     finding: Finding | None = None
@@ -128,11 +127,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probing:
-    """Probes of one comparison.
-
-    Fields:
-        source: makes the models.
-    """
+    """Probes of one comparison."""
 
     source: ModelSource
 
@@ -308,8 +303,6 @@ class Probing:
         """Return a digest of each gradient of a step with `groups` changed between forward and backward.
 
         Args:
-            batches: micro-batches of the step.
-            groups: what is changed.
             is_variant: the variant takes the step.
             seen: takes all that could be changed.
 
@@ -371,7 +364,6 @@ class Probing:
         return not tried(step, catching=(PassError, ConfigError)).has_raised
 
     def _growth(self, *, is_variant: bool) -> Growth:
-        """Return what stays alive after each step."""
         return growth(
             together(lambda: self.source.trainee(is_variant=is_variant)),
             lambda: self._step(self.source.whole_step),
@@ -419,7 +411,6 @@ class Probing:
             trainee.forward(self._step((batch,)))
 
     def _take(self, trainee: MicroBatched, batches: tuple[Batch, ...]) -> None:
-        """Run forward and backward."""
         with self._seeded():
             _, loss = trainee.forward(self._step(batches))
             trainee.backward(loss)
@@ -471,7 +462,6 @@ class Probing:
         batches: tuple[Batch, ...],
         between: Callable[[Trainee], None],
     ) -> Asked:
-        """Return what it means that one of the two raises with micro-batches in flight, on some rank."""
         by_variant = [each for each in ranks if each.is_variant]
         if by_variant:
             return Asked(finding=raised_by_variant(by_variant[0], probe="between"))
@@ -489,7 +479,6 @@ class Probing:
 
 
 def _differing(first: First) -> Finding:
-    """Return the finding of a first difference."""
     return Finding(
         probe="between",
         verdict="differs",

@@ -82,7 +82,6 @@ class RecomputedValues:
         count: values that were looked up.
         first: the first divergence; `None` where there is none.
         margins: margin of each `topk`, in the order of forward.
-        forward_operators: those that forward ran.
     """
 
     operators: tuple[str, ...]
@@ -101,7 +100,6 @@ def recomputed_values(
         trainee: the variant; it takes no optimizer step.
         batch: what it reads, on `device`.
         seed: seed of what the step draws.
-        device: device that computes.
         dp_rank: index of the rank's batch among all data-parallel ones.
     """
     locator = Locator(trainee.model, {})

@@ -44,7 +44,6 @@ def saved_values(
         trainee: a fresh model; it takes no optimizer step.
         batch: what it reads, on `device`.
         seed: seed of what the step draws.
-        device: device that computes.
         dp_rank: index of the rank's batch among all data-parallel ones.
     """
     watch = _Watch()

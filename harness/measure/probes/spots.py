@@ -134,7 +134,6 @@ class _Walk:
             yield from self._enclosed(value, prefix=prefix, path=path, depth=depth, kind=kind)
 
     def _enclosed(self, value: Any, *, prefix: str, path: str, depth: int, kind: str) -> Iterator[Spot]:
-        """Yield the spots of what a function, a method or a partial encloses."""
         if isinstance(value, functools.partial):
             for part in (value.func, value.keywords):
                 yield from self.inside(part, prefix=prefix, path=path, depth=depth, kind=kind)
@@ -163,7 +162,6 @@ class _Holder(dict[str, Any]):
 
 
 def _cells_of(function: FunctionType) -> _Holder:
-    """Return what a function encloses of the one that made it."""
     cells: dict[str, CellType] = dict(
         zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     )

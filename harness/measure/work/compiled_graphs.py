@@ -29,7 +29,6 @@ class RecomputedWork:
     """Forward operators that one run of a graph of backward computes once more.
 
     Fields:
-        flops: FLOPs of all of them.
         operators: their number by name.
     """
 

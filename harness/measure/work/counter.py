@@ -18,7 +18,6 @@ def work_of(
     """Return the work of a step.
 
     Args:
-        operators: all of the step.
         calls: forward calls by block, recomputation included.
         device: type of the device that computes.
     """

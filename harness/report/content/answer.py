@@ -95,7 +95,6 @@ def differing(experiments: Sequence[Mapping[str, Any]]) -> Line:
 
 
 def _what_was_trained(sweep: SweepRecords) -> Statement:
-    """Return the sentence on model, batch, dtype, device and meshes."""
     measured = [entry for entry in sweep.entries if entry.record.memory is not None]
     first = (measured or sweep.entries)[0]
     experiment = first.experiment
@@ -112,7 +111,6 @@ def _what_was_trained(sweep: SweepRecords) -> Statement:
 
 
 def _where(record: Record) -> str:
-    """Return the device of a trial, or what a plan is for."""
     if record.outlook is not None:
         return f"predicted for {record.outlook.hardware or 'any hardware'}"
     device = record.environment.get("device") or "an unknown device"
@@ -157,7 +155,6 @@ def _untimed(entries: Sequence[Entry], saving: Sequence[TradeOff], place: str) -
 
 
 def _offers(found: ParetoFront, saving: Sequence[TradeOff], place: str) -> Iterator[Statement]:
-    """Yield what saves most memory."""
     best = _best(found, saving)
     least, compared = best[0], [point.entry for point in found.points]
     equal = [point for point in best[1:] if point.peak_bytes == least.peak_bytes]
@@ -179,7 +176,6 @@ def _shared(equal: Sequence[TradeOff], count: int) -> Iterator[LinePart]:
 
 
 def _quickest(found: ParetoFront, saving: Sequence[TradeOff]) -> Iterator[Statement]:
-    """Yield what costs least time among what saves any."""
     if not saving:
         return
     best = _best(found, saving)

@@ -40,7 +40,6 @@ class Pair:
     """The same experiment in two sweeps.
 
     Fields:
-        before, after: its records.
         changed: columns in which they differ; times differ where their intervals do not meet.
     """
 
@@ -133,7 +132,6 @@ def _what(changed: Sequence[Pair]) -> str:
 
 
 def _answer(pairs: Sequence[Pair], before: SweepRecords, after: SweepRecords) -> Iterator[Statement]:
-    """Yield the sentences that say what is different between two sweeps."""
     changed = [pair for pair in pairs if pair.changed]
     trials = [pair.before for pair in changed]
     what = _what(changed)
@@ -156,7 +154,6 @@ def _in_one_only(common: int, before: SweepRecords, after: SweepRecords) -> Iter
 
 
 def _worsened(changed: Sequence[Pair]) -> Iterator[Statement]:
-    """Yield the trials that ended worse than before."""
     lost = [pair for pair in changed if _rank(pair.after) < _rank(pair.before)]
     for pair in lost[:_MOST_NAMED]:
         was, now = (_ending(entry) for entry in (pair.before, pair.after))
@@ -191,7 +188,6 @@ def _largest(name: str, quantity: Quantity, pairs: Sequence[Pair]) -> Iterator[S
 
 
 def _tables(key: str, title: str, pairs: Sequence[Pair]) -> tuple[Table, ...]:
-    """Return the table of pairs, none where there are no pairs."""
     if not pairs:
         return ()
     columns = ("trial", "changed", *_ENDINGS, *_EXACT, "step time vs baseline")
@@ -214,7 +210,6 @@ def _marks(pair: Pair, ending: Callable[[Record], str]) -> Line:
 
 
 def _numbers(pair: Pair, quantity: Quantity) -> Line:
-    """Return one number where both are equal."""
     one, other = pair.before.number(quantity), pair.after.number(quantity)
     if one is not None and other is not None and one.value == other.value:
         return (one,)
@@ -227,7 +222,6 @@ def _ratios(pair: Pair) -> Line:
 
 
 def _alone(before: SweepRecords, after: SweepRecords, pairs: Sequence[Pair]) -> tuple[Table, ...]:
-    """Return the table of trials that only one sweep has."""
     both = {(entry.sweep, entry.trial_id) for pair in pairs for entry in (pair.before, pair.after)}
     rows = tuple(
         (
@@ -246,7 +240,6 @@ def _alone(before: SweepRecords, after: SweepRecords, pairs: Sequence[Pair]) -> 
 
 
 def _environments(before: SweepRecords, after: SweepRecords) -> Table:
-    """Return the table of the environments of both sweeps."""
     return Table(
         key="environments",
         title="Environments",

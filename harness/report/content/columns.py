@@ -149,7 +149,6 @@ def _utilisation(entry: Entry) -> Line:
 
 
 def _collectives(entry: Entry) -> Line:
-    """Return the counts of each collective, by phase."""
     if entry.record.work is None:
         return (NOTHING,)
     by_phase = entry.record.work.collectives

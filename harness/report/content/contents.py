@@ -106,7 +106,6 @@ def subtitle(sweep: SweepRecords) -> Line:
 
 
 def _device(record: Record) -> str | None:
-    """Return what a trial ran on, or what a plan is for."""
     if record.outlook is not None:
         return f"plan for {record.outlook.hardware or 'any hardware'}"
     device = record.environment.get("device")

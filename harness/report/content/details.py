@@ -75,7 +75,6 @@ def _fact(what: str, *value: LinePart) -> Fact:
 
 
 def _model(record: Record) -> Iterator[Fact]:
-    """Yield what was decided about the model."""
     if record.trained is None:
         return
     changed = [f"{count} {what}" for what, count in record.trained.changed.items()]
@@ -88,7 +87,6 @@ def _model(record: Record) -> Iterator[Fact]:
 
 
 def _memory(entry: Entry) -> Iterator[Fact]:
-    """Yield facts about bytes."""
     memory = entry.record.memory
     if memory is None:
         return
@@ -111,7 +109,6 @@ def _memory(entry: Entry) -> Iterator[Fact]:
 
 
 def _work(entry: Entry) -> Iterator[Fact]:
-    """Yield facts about recomputation, offloading and chunks."""
     work = entry.record.work
     if work is None:
         return
@@ -131,7 +128,6 @@ def _work(entry: Entry) -> Iterator[Fact]:
 
 
 def _time(entry: Entry) -> Iterator[Fact]:
-    """Yield facts about time and energy."""
     numbers = _named_numbers(entry, quantities.STEP_TIMES)
     if numbers:
         yield _fact("step time", *_listed(numbers))
@@ -141,13 +137,11 @@ def _time(entry: Entry) -> Iterator[Fact]:
 
 
 def _named_numbers(entry: Entry, quantities: Iterable[tuple[str, Quantity]]) -> list[tuple[LinePart, ...]]:
-    """Return those numbers that a record has, each followed by its name if it has one."""
     found = ((entry.number(quantity), name) for name, quantity in quantities)
     return [(number, f" {name}") if name else (number,) for number, name in found if number is not None]
 
 
 def _listed(items: Sequence[tuple[LinePart, ...]]) -> Line:
-    """Return items with commas between them."""
     return tuple(part for index, item in enumerate(items) for part in ((", ", *item) if index else item))
 
 
@@ -158,7 +152,6 @@ def _plan(plan: Mapping[str, Any]) -> str:
 
 
 def _outline(plan: Mapping[str, Any], indent: str) -> Iterator[str]:
-    """Yield what a part of a plan says on one line, and its parts below, indented."""
     below = {key: parts for key, value in plan.items() if (parts := _parts(value))}
     said = {key: value for key, value in plan.items() if key not in below and value not in (None, [], {})}
     if said:

@@ -102,11 +102,6 @@ def failing(condition: FailIf, before: SweepRecords, after: SweepRecords) -> Ite
     """Yield a line for every trial that meets a condition, or of which nobody can say that it does not.
 
     That is a trial of the baseline that the candidate lacks, and a number that only the baseline has.
-
-    Args:
-        condition: the condition.
-        before: the baseline.
-        after: the candidate.
     """
     pairs = list(matched(before, after))
     known = {entry.trial_id for entry, _ in pairs}
@@ -131,7 +126,6 @@ def _word(name: str, sign: str, value: str) -> str:
 
 
 def _ratio(name: str, value: str) -> float:
-    """Return the number of a condition, or refuse it."""
     try:
         ratio = float(value)
     except ValueError:

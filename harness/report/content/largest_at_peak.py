@@ -45,7 +45,6 @@ def _made(tensor: LivingTensor) -> _Made:
 
 
 def _described(made: _Made) -> Iterator[Line]:
-    """Yield the cells that say what made a tensor."""
     op, module, source, shape, dtype = made
     for name in (op, module, source):
         yield (CodeText(text=name),) if name else (NOTHING,)

@@ -237,7 +237,6 @@ def _of_kernels(rows: Sequence[PlannedPoint]) -> Iterator[str]:
 
 
 def _fastest(rows: Sequence[PlannedPoint], names: Sequence[str]) -> Iterator[str]:
-    """Yield for each hardware the fastest point that fits."""
     for group in _groups(rows).values():
         fitting = [index for index in group if rows[index].outlook.fits and rows[index].speed is not None]
         if fitting:
@@ -255,7 +254,6 @@ def _speed_in_words(row: PlannedPoint) -> str:
 
 
 def _about(row: PlannedPoint) -> Iterator[str]:
-    """Yield what the cells of a row cannot say."""
     if row.record.error is not None:
         yield f"{row.record.status}, {failure(row.record.error)}"
     yield from questions(row.record)

@@ -41,9 +41,7 @@ class Sheet:
     """A table as words, ready for any renderer.
 
     Fields:
-        columns: headings.
         rows: as many cells as columns.
-        notes: one line each.
     """
 
     columns: tuple[str, ...]
@@ -55,7 +53,6 @@ def sheet(entries: Sequence[Entry], root: Path | None = None) -> Sheet:
     """Return the table of trials, in their order.
 
     Args:
-        entries: trials of one sweep.
         root: the sweep's folder; notes then give paths.
     """
     found = [result_cells(entry) for entry in entries]
@@ -93,10 +90,8 @@ def print_sweep(
     Columns in which no trial has anything are left out. A name too long for any table makes the lines longer.
 
     Args:
-        sweep: the sweep.
         ordered: its trials, in the order of the rows.
         root: the sweep's folder; notes then give paths.
-        stream: stdout by default.
     """
     content = _filled(sheet(ordered, root))
     last = [plain(each.line) for each in advice(sweep)]
@@ -118,10 +113,7 @@ def print_sheet(
     where not even the names fit, cells are wrapped between words. Elsewhere lines are as long as it takes.
 
     Args:
-        content: the table.
         explained: what its columns mean; of those that are shown it is printed.
-        further: sentences below that.
-        last: sentences below the notes.
         stream: stdout by default.
     """
     console = Console(file=stream or sys.stdout, highlight=False, emoji=False)
@@ -163,7 +155,6 @@ def _filled(content: Sheet) -> Sheet:
 
 
 def _print_block(content: Sheet, block: Sequence[int], console: Console) -> None:
-    """Print some columns of a table."""
     shown = Sheet(
         columns=tuple(content.columns[each] for each in block),
         rows=tuple(tuple(row[each] for each in block) for row in content.rows),
@@ -183,13 +174,11 @@ def _print_block(content: Sheet, block: Sequence[int], console: Console) -> None
 
 
 def _word_widths(content: Sheet) -> list[int]:
-    """Return the width of each column: its longest word."""
     cells = zip(content.columns, *content.rows, strict=True)
     return [max(len(word) for cell in column for word in cell.split()) for column in cells]
 
 
 def _widths(content: Sheet) -> list[int]:
-    """Return the width of each column: its longest cell, or word of its heading."""
     return [
         max(map(len, (*heading.split(), *cells)))
         for heading, *cells in zip(content.columns, *content.rows, strict=True)
@@ -209,6 +198,5 @@ def _notes_below(entries: Sequence[Entry], root: Path | None) -> Iterator[str]:
 
 
 def _where(record: Record, root: Path | None) -> str:
-    """Return where to look further, for a trial that needs it."""
     needs = record.error is not None or record.verdict == "differs"
     return f" -> {root / record.trial_id / RECORD}" if needs and root is not None else ""

@@ -34,7 +34,6 @@ def command(experiment: Mapping[str, Any]) -> str | None:
 
 
 def _overrides(experiment: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the overrides that make an experiment of the defaults."""
     defaults = _yaml("config")
     entries = [entry for entry in defaults["defaults"] if isinstance(entry, Mapping)]
     chosen = {group: name for entry in entries for group, name in entry.items()}

@@ -90,8 +90,6 @@ class Statement:
     """A sentence that follows from records.
 
     Fields:
-        line: the sentence.
-        trial_ids: the records it follows from.
         is_setting: it says what was trained, and finds nothing.
     """
 
@@ -106,8 +104,6 @@ class Table:
 
     Fields:
         key: unique in the document.
-        title: heading.
-        columns: headings of columns.
         rows: as many cells as columns.
         about: how to read it.
         is_folded: shown on demand where that is possible.
@@ -127,7 +123,6 @@ class Figure:
 
     Fields:
         key: unique in the document.
-        title: heading.
         about: how to read it; also what a reader hears who cannot see it.
         spec: marks and encodings.
         rows: the data, a mapping a mark; `trial_id` says of which record.
@@ -161,7 +156,6 @@ class Chapter:
         key: unique in the document.
         title: what the choice is called.
         answer: what was trained on what, then what a reader should take away.
-        items: its figures and tables.
         trial_ids: trials that it is about.
     """
 
@@ -177,7 +171,6 @@ class Document:
     """A report.
 
     Fields:
-        title: what was compared.
         subtitle: on what, when, how many.
         differing: which fields differ between the trials; empty where none does.
         partial: a sentence where trials have no record; else empty.

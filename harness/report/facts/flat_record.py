@@ -75,7 +75,6 @@ def tables(record: Record) -> dict[str, tuple[Sequence[str], list[list[Any]]]]:
 
 
 def _flatten_group(group: str, options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the options of a group with the group's name before them."""
     for option, value in options.items():
         if option == "name":
             yield group, value

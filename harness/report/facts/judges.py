@@ -18,8 +18,6 @@ def called_after(labels: Sequence[Label], records: Sequence[Record], settings: S
     """Return `labels`, in which plans at the peaks of others have their names in place of bytes.
 
     Args:
-        labels: names of the records.
-        records: those of a sweep.
         settings: what each must share with another record to be compared with it.
     """
     at: dict[tuple[str, int, int], list[str]] = {}

@@ -21,7 +21,6 @@ class TradeOff:
     """A trial in the plane.
 
     Fields:
-        peak_bytes: peak of the step.
         ratio: step time over the baseline's.
     """
 
@@ -37,7 +36,6 @@ class ParetoFront:
     Fields:
         best: not dominated, least memory first.
         dominated: trial_id to the point that dominates it with the least memory.
-        points: all that are compared.
         as_on_gpu: points of a CPU whose peaks are what a GPU would need, least memory first; they are
             compared with nothing.
     """
@@ -75,7 +73,6 @@ def dominates(one: TradeOff, other: TradeOff) -> bool:
 
 
 def _points(entries: Iterable[Entry]) -> Iterable[TradeOff]:
-    """Yield memory and time of the trials that have both and are believed."""
     for entry in entries:
         memory, time = entry.record.memory, entry.record.time
         if memory is None or time is None or time.ratio_to_baseline is None:

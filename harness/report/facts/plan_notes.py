@@ -54,7 +54,6 @@ def _example(record: Record) -> Iterator[str]:
 
 
 def _chunks(record: Record, plan: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what chunks did not reach."""
     chosen = group_name(record.experiment, "chunk")
     if record.memory is None or chosen not in {"budget", "minimum"}:
         return
@@ -92,7 +91,6 @@ def _who(experiment: Mapping[str, Any]) -> str:
 
 
 def _by(experiment: Mapping[str, Any]) -> str:
-    """Return the machine that a cheapest plan is cheapest on."""
     shard = experiment.get("shard")
     if not isinstance(shard, Mapping) or shard.get("name") != "cheapest":
         return ""

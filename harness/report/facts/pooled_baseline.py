@@ -17,7 +17,6 @@ def pooled_step_times(records: Sequence[Record], settings: Sequence[str]) -> lis
     """Return the pooled step time of the baseline of each record, in seconds; `None` without any twin.
 
     Args:
-        records: records of a sweep.
         settings: what each shares with the trials that it is compared with.
     """
     keys = [_baseline_key(record, setting) for record, setting in zip(records, settings, strict=True)]

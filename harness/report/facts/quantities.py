@@ -250,11 +250,7 @@ def chunk_option(option: str) -> Quantity:
 
 
 class _FieldPath:
-    """Stands for a record and notes which fields are read.
-
-    Args:
-        text: the path so far.
-    """
+    """Stands for a record and notes which fields are read."""
 
     def __init__(self, text: str = "") -> None:
         self._text = text

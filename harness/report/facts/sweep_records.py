@@ -47,7 +47,6 @@ class Entry(Label):
     """A record and what it is called within its sweep.
 
     Fields:
-        record: record of the trial.
         name: `variant on mesh`, with the model where models differ.
         setting: what it must share with another trial to be compared with it.
         workload: what it shares with all trials that are answered together: the setting, on any mesh.
@@ -148,7 +147,6 @@ class SweepRecords:
     """All records of a sweep.
 
     Fields:
-        name: name of the sweep.
         entries: one a record, baselines first within a setting.
         families: the strategies of the whole sweep, which its parts know too.
         waiting: trials that have a folder and no record yet.
@@ -227,7 +225,6 @@ def load(root: Path, *, number: int = 0, odd: Mapping[str, str] = _NONE) -> Swee
     """Return the sweep in a folder, finished or not, or in a file that `docs.tools.records` has made of one.
 
     Args:
-        root: the folder or file.
         number: number of this sweep among compared ones.
         odd: why a record cannot be shown, by trial_id; it is left out and listed.
 
@@ -322,7 +319,6 @@ def named(records: Sequence[Record], *, number: int = 0) -> list[Entry]:
 
 
 def _kept(path: Path) -> list[Record]:
-    """Return the records in one file, each trial once."""
     try:
         values = parsed(read_text(path, _MOST_BYTES))
         if not isinstance(values, list):
@@ -367,7 +363,6 @@ def _refuse(why: str) -> NoReturn:
 
 
 def _place(entry: Entry) -> tuple[Any, ...]:
-    """Return where an entry stands among others."""
     return (
         entry.model,
         mesh_sizes(entry.record.experiment),

@@ -42,7 +42,6 @@ def _remarks(record: Record) -> Iterator[str]:
 
 
 def _uncompared(parity: Parity) -> Iterator[str]:
-    """Yield what the steps have that was not compared."""
     if any(link.absent for link in parity.links):
         yield "outputs are not compared: the plan includes the loss, and they are never whole"
     if unread := joined(link.uncompared for link in parity.links):

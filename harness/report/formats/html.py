@@ -36,7 +36,6 @@ def to_html(document: Document, *, records: int, refresh_s: int | None = None) -
     """Return the page.
 
     Args:
-        document: the report.
         records: how many it was made from.
         refresh_s: reload the page that often, for a sweep that runs; `None` never.
     """
@@ -111,7 +110,6 @@ class _Writer:
             yield from (key for key in found if key)
 
     def _part(self, part: LinePart, of: str) -> str:
-        """Return a part of a line, with where its value stands in the record."""
         text = escape(str(part))
         if isinstance(part, Number):
             source = _source(part)
@@ -130,7 +128,6 @@ class _Writer:
 
 
 def _common(row: Iterable[Line]) -> str:
-    """Return the record that the numbers of a row come from, if it is one."""
     sources = {_source(part) for line in row for part in line if isinstance(part, Number)}
     return sources.pop() if len(sources) == 1 else ""
 
@@ -140,7 +137,6 @@ def _source(number: Number) -> str:
 
 
 def _is_numeric(column: Sequence[Line]) -> bool:
-    """Return whether a column holds one number a cell, or nothing."""
     found = [cell for cell in column if plain(cell) != NOTHING]
     return bool(found) and all(len(cell) == 1 and isinstance(cell[0], Number) for cell in found)
 

@@ -128,7 +128,6 @@ def _figure(figure: Figure, figures: str) -> Iterator[str]:
 
 
 def _table(table: Table) -> Iterator[str]:
-    """Yield a table with its title, folded where the document says so."""
     about = f"\n{_escaped(table.about)}" if table.about else ""
     if table.is_folded:
         title = escape(" ".join(table.title.split()))  # within a tag markdown escapes nothing

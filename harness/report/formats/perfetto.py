@@ -20,12 +20,7 @@ CLOCK = "one operator is one microsecond: the axis is the order of operators, no
 
 
 def to_perfetto(traces: Sequence[StepTrace], title: str) -> str:
-    """Return the JSON of a trial's step; each rank is a process of the trace.
-
-    Args:
-        traces: one a rank.
-        title: name of the trial.
-    """
+    """Return the JSON of a trial's step; each rank is a process of the trace."""
     events = [event for trace in traces for event in _events(trace, title)]
     return json.dumps(
         {"traceEvents": events, "displayTimeUnit": "ns", "otherData": {"clock": CLOCK}},
@@ -84,7 +79,6 @@ def _slice(track: str, name: str, stay: Sequence[tuple[int, TracedOperator]]) ->
 
 
 def _counters(trace: StepTrace) -> Iterator[_Event]:
-    """Yield the bytes on the device and off it after each change, and those of each part."""
     parts: Counter[str] = Counter()
     totals: Counter[bool] = Counter()
     for number, nbytes in trace.start:

@@ -28,13 +28,11 @@ class TrackedRun:
     Fields:
         trial_id: id of the trial, and of the run where the tracker lets it be chosen.
         name: name that people read.
-        group: the sweep.
         tags: status and verdict.
         config: resolved experiment and environment, flat.
         summary: numbers and words of the record, flat.
         history: rows with a step of `STEPS` and its columns.
         tables: columns and rows by name.
-        record_file: the record itself.
     """
 
     trial_id: str
@@ -78,9 +76,7 @@ def publish_run(store: Store, record: Record, tracker: str, write: Callable[[Tra
     """Let a writer keep the run of a record, then leave the marker that says so.
 
     Args:
-        store: store of the sweep.
         record: record of one of its trials.
-        tracker: name of the tracker.
         write: keeps a run and returns the folder of its files.
     """
     digest = store.digest(record.trial_id)
@@ -93,7 +89,6 @@ def published_by(tracker: str, writer: Callable[[Path, str], Callable[[TrackedRu
     """Publish what a tracker does not have, as the program of its publisher; return its exit status.
 
     Args:
-        tracker: name of the tracker.
         writer: makes the writer of runs from the tracker's folder and the name of the project.
     """
     options, store = begun(None, None)

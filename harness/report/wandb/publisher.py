@@ -153,8 +153,6 @@ def publish(store: Store, tracker: Tracker, *, with_report: bool = False) -> Pub
     of any kind ends in `Published.problem`; the next call continues.
 
     Args:
-        store: store of the sweep.
-        tracker: where to.
         with_report: write the report's specification offline, too.
 
     Returns:

@@ -28,7 +28,6 @@ def last_answer(folder: Path, since_s: float) -> str:
 
 
 def _recent(folder: Path, since_s: float) -> list[Path]:
-    """Return the logs that were written since, the latest last."""
     found = {path: path.stat().st_mtime for path in folder.glob(_LOGS) if path.is_file()}
     return sorted((path for path, written_s in found.items() if written_s >= since_s), key=found.__getitem__)
 
@@ -54,7 +53,6 @@ def _in_words(line: dict[str, Any]) -> str | None:
 
 
 def _shown(text: object) -> str:
-    """Return the beginning of a text in one line, without credentials."""
     shown = _CREDENTIALS.sub(r"\1 ...", " ".join(printable(str(text)).split()))
     key = os.environ.get("WANDB_API_KEY")
     return (shown.replace(key, "...") if key else shown)[:_MOST_CHARS]

@@ -123,7 +123,6 @@ def _run_sets(sweep: SweepRecords) -> Iterator[wr.Runset]:
 
 
 def _panels() -> list[Any]:
-    """Return the panels of the report."""
     peak, ratio, flops = (wr.SummaryMetric(name) for name in (_PEAK, _RATIO, _FLOPS))
     columns = [wr.Config("ac"), wr.Config("mesh"), wr.Config("model"), peak, flops, ratio]
     named = [wr.ParallelCoordinatesPlotColumn(metric=metric) for metric in columns]

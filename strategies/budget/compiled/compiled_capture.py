@@ -90,7 +90,6 @@ def _compiled(
 
 
 def _require_same(joint: JointGraph, ran: Sequence[str], fqn: str) -> None:
-    """Refuse a forward that ran other operators than those of its graph."""
     names = [str(node.target) for node in joint.operators]
     if list(ran[: len(names)]) != names:
         pairs = zip([*names, "none"], [*ran, "none"], strict=False)

@@ -83,7 +83,6 @@ def partitions(plan: Plan, blocks: Mapping[str, nn.Module], compiler: str) -> Ma
 
     Args:
         plan: made for a compiler.
-        blocks: plain modules by FQN.
         compiler: the backend of `torch.compile`.
 
     Raises:

@@ -12,7 +12,6 @@ class AsCustomPass(CustomPartitionerFn):  # type: ignore[misc]  # (torch types i
     """A partition function in the form of Inductor's option `custom_partitioner_fn`.
 
     Args:
-        partition: the function.
         name: stands for it in keys of caches.
     """
 

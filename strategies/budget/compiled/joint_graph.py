@@ -192,7 +192,6 @@ class JointGraph:
         return not isinstance(node.meta.get("val"), Tensor)
 
     def _returned_with(self, nodes: set[Node]) -> frozenset[Node]:
-        """Return nodes with what else their operators return."""
         for node in self._nodes:
             if node.target is operator.getitem and node.args[0] in nodes:
                 nodes.add(node)
@@ -238,7 +237,6 @@ def is_opaque(node: Node) -> bool:
 
 
 def _ancestors(outputs: Iterable[Any]) -> set[Node]:
-    """Return nodes and all that they follow from."""
     nodes = (node for node in outputs if isinstance(node, Node))
     return needed(nodes, lambda node: node.all_input_nodes)
 

@@ -17,7 +17,6 @@ class Run:
     """One run of a node in backward.
 
     Fields:
-        node: the node.
         reads: the run that each node it reads stems from, by number; inputs of backward stem from none.
     """
 
@@ -32,7 +31,6 @@ def backward_runs(graph: JointGraph, kept: frozenset[Node], again: frozenset[Nod
     is made `again`, before each.
 
     Args:
-        graph: the joint graph.
         kept: homes that forward saves.
         again: homes that are made anew for each node of backward that reads them, and dropped after it.
     """
@@ -67,7 +65,6 @@ class _Order:
         """Enter a run of a node of forward, behind those of views that it needs.
 
         Args:
-            node: the node.
             fresh: runs of what is made for the present reader alone, views of it among them.
         """
         known: dict[Node, int] = {}
@@ -79,11 +76,9 @@ class _Order:
         self._runs_with(node, fresh)[node] = self._entered(node, known)
 
     def _runs_with(self, node: Node, fresh: dict[Node, int]) -> dict[Node, int]:
-        """Return where runs of a node are noted."""
         return fresh if {node, self._graph.home(node)} & self._fleeting else self._there
 
     def _entered(self, node: Node, known: Mapping[Node, int]) -> int:
-        """Enter a run of a node, and return its number."""
         reads = {each: known[each] for each in node.all_input_nodes if each in known}
         self.runs.append(Run(node=node, reads=reads))
         return len(self.runs) - 1

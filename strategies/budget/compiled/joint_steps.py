@@ -29,7 +29,6 @@ class JointSteps:
         nodes: the nodes, in an order in which they can run.
         homes: the node that makes the storage of each node.
         stays: homes that are never made again.
-        gradients: nodes that outlive backward.
     """
 
     def __init__(
@@ -62,7 +61,6 @@ class JointSteps:
         return [self._nodes[number] for number in thrifty_order(steps, self._held, outliving)]
 
     def _step(self, node: Node, before: Iterable[int]) -> Step:
-        """Return what a node follows from, reads and makes."""
         direct = {self._made(each) for each in node.all_input_nodes}
         again = self._again(node)
         reads = direct.union(*({self._made(read) for read in each.all_input_nodes} for each in again))

@@ -108,7 +108,6 @@ class _Run:
         return self._added(number) > 0 and not self._outliving.isdisjoint(self._steps[number].makes)
 
     def _added(self, number: int) -> int:
-        """Return the bytes more that live after a step."""
         step = self._steps[number]
         last = (each for each in step.uses - self._outliving if self._readers[each] == 1)
         freed = sum(self._bytes.get(each, 0) for each in last)
@@ -126,7 +125,6 @@ class _Run:
 
 
 def _users(steps: Sequence[Step]) -> Mapping[int, Sequence[int]]:
-    """Return the steps that follow from each step."""
     users: dict[int, list[int]] = {}
     for number, step in enumerate(steps):
         for each in step.after:

@@ -26,7 +26,6 @@ def plan_file(plan: Plan, forwards: Forwards) -> str:
     It says what it does otherwise than the plan.
 
     Args:
-        plan: the plan.
         forwards: forwards of its blocks, by FQN.
 
     Raises:
@@ -45,7 +44,6 @@ def plan_file(plan: Plan, forwards: Forwards) -> str:
 
 
 def _run_again(block: BlockPlan, forward: BlockForward) -> set[int]:
-    """Return the numbers of the operators that the plan runs again: back to what it holds."""
     held, found = {value.operator for value in _held(block)}, set[int]()
     waiting = [value.operator for value in block.recompute if not value.is_input]
     while waiting:
@@ -76,7 +74,6 @@ def remat_regions(plan: Plan, forwards: Forwards) -> str:
     inside one another it is the outermost.
 
     Args:
-        plan: the plan.
         forwards: forwards of its blocks, by FQN.
 
     Raises:
@@ -118,7 +115,6 @@ def _held(block: BlockPlan) -> list[Value]:
 
 
 def _not_moved(block: BlockPlan) -> list[str]:
-    """Return a remark on what the plan offloads."""
     return [f"# not offloaded: {', '.join(map(str, block.offload))}"] if block.offload else []
 
 

@@ -25,8 +25,6 @@ class CandidateCost:
     """The cost of a candidate for one rank in a training step, forward and backward.
 
     Fields:
-        forward_flops: FLOPs forward.
-        backward_flops: FLOPs backward.
         communicated_bytes: payload of all collectives.
         memory_bytes: local parts of all operands, the output included, gradients not.
         compute_s: seconds of the FLOPs.

@@ -38,10 +38,8 @@ def derive(
     """Return the candidate in which mesh axis `a` shards the dimension `choices[a]`.
 
     Args:
-        operation: the operator.
         choices: label that each mesh axis shards, or `None`.
         mesh_shape: sizes of the mesh axes.
-        name: name of the candidate.
         machine: speed of a rank, by which its cost is reckoned.
         output: placements of the output; by default those in which it is computed, reduced to `Replicate`.
             A shard of what is partial is a reduce-scatter.
@@ -145,7 +143,6 @@ def _cost(
     communication: tuple[Collective, ...],
     machine: Machine,
 ) -> CandidateCost:
-    """Return the cost of a candidate on one rank."""
     mesh_shape = operands[0].mesh_shape
     ranks = prod(size for size, choice in zip(mesh_shape, choices, strict=True) if choice is not None)
     forward, backward = operation.forward_flops // ranks, operation.backward_flops // ranks

@@ -30,7 +30,6 @@ def distribute(
     """Return whole operands as leaf DTensors in the candidate's placements, without communication.
 
     Args:
-        candidate: candidate with the placements.
         mesh: mesh of the candidate's shape.
         operands: whole operands by name, the same on every rank; `requires_grad` is kept.
 
@@ -66,7 +65,6 @@ def apply(
     An output lies where the candidate places it. So does, after the backward, the gradient of each operand.
 
     Args:
-        candidate: candidate to run.
         mesh: mesh of the candidate's shape.
         operands: operands by name, in the candidate's placements.
 

@@ -37,9 +37,6 @@ class LayoutStep:
 
     Fields:
         axis: index of the mesh axis.
-        ranks: size of the axis.
-        source: placement on the axis before.
-        target: placement on the axis after.
         payload_bytes: the larger of what a rank has before and after.
     """
 
@@ -71,7 +68,6 @@ class Collective:
         phase: `forward` or `backward`.
         kind: name of the operation.
         mesh_axis: the axis whose ranks meet.
-        ranks: number of these ranks.
         payload_bytes: the larger of what a rank gives and what it gets, as meters count it.
         operand: name of the operand that is moved, or whose gradient is.
     """

@@ -77,7 +77,6 @@ class ShardingCandidate:
     Fields:
         name: `S0S1 = S0R x RS1_0`: the logical placements of output and inputs, and the physical batch
             dimension that is sharded.
-        operation: the operator.
         choices: label that each mesh axis shards; `None` replicates.
         mesh_shape: sizes of the mesh axes.
         operands: inputs in the order of the operator, then what it makes.

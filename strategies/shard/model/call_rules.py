@@ -24,7 +24,6 @@ class FunctionCall:
     """A call of a function of torch on tensors.
 
     Fields:
-        node: the call.
         arguments: arguments by name, as far as the rule names them.
         values: tensors among them, by node.
         output: the tensor that it gives, or the first of several.

@@ -134,7 +134,6 @@ def argument(node: fx.Node, name: str, position: int, *, default: Any) -> Any:
 
 
 def _call(node: fx.Node, inputs: Sequence[TensorValue | None]) -> FunctionCall | None:
-    """Return the call of a function with a rule on tensors, and what it gives."""
     rule, given = rule_of(node), outputs_of(node)
     values = {
         source: value for source, value in zip(sources_of(node), inputs, strict=True) if value is not None

@@ -57,7 +57,6 @@ def with_random_numbers_of(graph: ModelGraph, choice: Choice) -> ModelGraph:
 
 
 def _stopped(graph: ModelGraph) -> str:
-    """Return what stops a shard of features on its way from one linear to the next."""
     problem = (
         "the code between the linears that the model's tensor parallel plan splits is not known to run on a "
         "shard of features"
@@ -72,7 +71,6 @@ def _stopped(graph: ModelGraph) -> str:
 
 
 def _is_megatron(leaf: LeafModule, option: NodeOption) -> bool:
-    """Return whether an option of a leaf is what Megatron does with it."""
     candidate = option.candidate
     assert candidate is not None
     states = option.inputs[0], option.output

@@ -86,7 +86,6 @@ class Followed:
         steps: all steps, whether somebody uses their results or not.
         reads: questions about tensors, in order.
         outputs: leaves of what it returned; a tensor stands as its `StepResult`.
-        structure: tree of these leaves.
         stop: reason why it ended early, if it did.
         stopped_in_call: whether a function that it called did so.
         kept: numbers of the steps whose results are still held by somebody when the forward is over.
@@ -318,8 +317,6 @@ def _without_log() -> Iterator[None]:
 
 
 def _steps(numbers: Mapping[fx.Node, int]) -> Iterator[RecordedStep]:
-    """Yield the steps, arguments as numbers of the steps that gave them."""
-
     def placed(node: fx.Node) -> Any:
         return node.args[0] if is_sizes(node) else StepResult(numbers[node])
 

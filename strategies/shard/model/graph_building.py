@@ -256,7 +256,6 @@ class _Builder:
         return self._is_shared(parameter) or any(hooks)
 
     def _passed(self, node: fx.Node, inputs: Sequence[TensorValue | None], flow: CallStates) -> NodeOption:
-        """Return a function's option in these states, with the time and bytes of one rank."""
         ranks = self._axis.ranks
         flops = attention_flops(node, inputs) // (1 if flow.output.dim is None else ranks)
         held = 0 if is_view(node) else sum(each.local_bytes(flow.output, ranks) for each in outputs_of(node))

@@ -53,7 +53,6 @@ class ModuleCandidate:
     """A sharding candidate of a leaf module on one mesh axis.
 
     Fields:
-        name: name of the candidate.
         choice: label that the axis shards: `k`, `n`, a batch dimension `b0`, or nothing.
         input: state in which the module reads its input.
         output: state in which it leaves its output.
@@ -81,7 +80,6 @@ class NodeOption:
         candidate: candidate by which a leaf module runs; `None` for all other nodes.
         entering: redistribution of a leaf module's input, from its state to the candidate's.
         leaving: redistribution of its output, from the candidate's state.
-        collectives: collectives of one step.
         seconds: time of one rank in one step, computation and communication.
         memory_bytes: bytes of parameters, their gradients and the output on one rank.
         fsdp_bytes: payload of FSDP's collectives of the parameters; the less the axis cuts, the larger.
@@ -110,8 +108,6 @@ class LeafModule:
     Fields:
         fqn: plain FQN of the module.
         module: the module, on any device.
-        input: tensor that it reads.
-        output: tensor that it gives.
         split: rule of the model for its features: `column` if the code behind it runs on a shard of its
             output features, `row` if the code before it gives a shard of its input features.
         parameter_bytes: bytes that a rank keeps of each parameter that this module alone reads, with its
@@ -167,7 +163,6 @@ def options(
 def _costed(
     option: NodeOption, leaf: LeafModule, candidate: ModuleCandidate, ranks: int, machine: Machine
 ) -> NodeOption:
-    """Return an option with its collectives, time and bytes."""
     moved = (
         *option.entering.collectives("input"),
         *candidate.finish.collectives("output"),
@@ -212,7 +207,6 @@ def _edges(value: TensorValue, ranks: int, *, features: bool) -> Iterator[State]
 
 
 def _on_rank(whole_bytes: Mapping[str, int], candidate: ModuleCandidate, ranks: int) -> int:
-    """Return the total of bytes of parameters, given for wholes, as a rank holds them."""
     cut = {name for name, held in candidate.parameters.items() if held.placement.is_shard()}
     return sum(count // (ranks if name in cut else 1) for name, count in whole_bytes.items())
 
@@ -239,7 +233,6 @@ def _linear(leaf: LeafModule, module: nn.Linear, ranks: int, machine: Machine) -
 
 
 def _module_candidate(candidate: ShardingCandidate, leaf: LeafModule) -> ModuleCandidate:
-    """Return a candidate with the states of its ends and the moves of its parameters' gradients."""
     entered, output = candidate.operand("input"), candidate.output
     (placement,) = output.placements
     # the products of a linear's backward, one for each of input and weight, are of one size
@@ -267,7 +260,6 @@ def _needs_gradient(module: nn.Module, name: str) -> bool:
 
 
 def _held(module: nn.Module, gradient: Placement, ranks: int) -> dict[str, HeldParameter]:
-    """Return the parameters of a module, whole on every rank, with gradients that are wholes or summands."""
     return {
         name: HeldParameter(placement=Replicate(), reduction=_reduction(parameter, gradient, ranks))
         for name, parameter in module.named_parameters(recurse=False)

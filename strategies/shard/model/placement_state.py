@@ -54,7 +54,6 @@ class TensorValue:
 
     Fields:
         shape: shape of the whole tensor.
-        dtype: dtype of its elements.
         needs_gradient: whether a gradient comes back to it.
     """
 
@@ -82,7 +81,6 @@ class Move:
     """Redistribution of a tensor, and of its gradient, from one state to another.
 
     Fields:
-        forward: steps of the tensor.
         backward: steps of its gradient, on the way back.
     """
 

@@ -73,7 +73,6 @@ def proven(
         model: plain, with the same values on every rank.
         sample: its positional inputs, the same on every rank.
         tolerance: how far results may be apart.
-        mesh: mesh of one axis.
 
     Raises:
         StrategyError: on every rank, if they differ on one; it names what and by how much.

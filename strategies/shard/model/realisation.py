@@ -36,12 +36,7 @@ _Reductions: TypeAlias = Mapping[str, Steps]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placed:
-    """The code around the forward of one leaf module.
-
-    Fields:
-        plan: plan of the module.
-        mesh: mesh of one axis.
-    """
+    """The code around the forward of one leaf module."""
 
     plan: PlacedModule
     mesh: DeviceMesh
@@ -149,7 +144,6 @@ def realise(model: nn.Module, plan: ShardPlan, mesh: DeviceMesh) -> nn.Module:
 
     Args:
         model: plain model, with the same parameters on every rank.
-        plan: plan of this model.
         mesh: mesh of one axis, with the ranks of the plan.
 
     Raises:
@@ -181,7 +175,6 @@ def realise(model: nn.Module, plan: ShardPlan, mesh: DeviceMesh) -> nn.Module:
 
 
 def _require_same(model: nn.Module, plan: ShardPlan) -> None:
-    """Refuse a model with other parameters than that of the plan."""
     own = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     for name in {**plan.shapes, **own}:
         here, there = own.get(name), plan.shapes.get(name)
@@ -261,7 +254,6 @@ def _holding(module: nn.Module, tensors: Mapping[str, Tensor | None]) -> Iterato
 
 
 def _shard(module: nn.Module, name: str, held: HeldParameter, mesh: DeviceMesh) -> None:
-    """Replace a parameter by this rank's part of it, as a DTensor."""
     whole: nn.Parameter = getattr(module, name)
     part = local_part(whole.detach(), (held.placement,), tuple(mesh.shape), [mesh.get_local_rank()])
     local = part.contiguous().clone()

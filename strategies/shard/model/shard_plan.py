@@ -67,7 +67,6 @@ class ShardPlan:
     Fields:
         ranks: number of ranks on the mesh axis.
         modules: leaf modules, in the order in which they run.
-        parameters: parameters of other modules.
         python: what the planned forward asked of Python; `None` where nothing was recorded.
         seconds: time of one rank in one step: FLOPs of linears and attention, and all collectives.
         memory_bytes: bytes on one rank: parameters, their gradients, and the outputs of all calls.
@@ -133,7 +132,6 @@ class ShardPlan:
 
 
 def _placed(leaf: LeafModule, option: NodeOption, ranks: int) -> PlacedModule:
-    """Return what a plan says of a leaf module, with the shapes of one rank."""
     (entered,) = option.inputs
     return PlacedModule(
         fqn=leaf.fqn,

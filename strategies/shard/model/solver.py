@@ -203,7 +203,6 @@ class _Variables:
 
 
 def _constraints(rows: list[_Row], variables: int) -> Any:
-    """Return rows as SciPy has them: a sparse matrix with bounds."""
     row_of = [row for row, each in enumerate(rows) for _ in each.coefficients]
     column_of = [at for each in rows for at in each.coefficients]
     values = [value for each in rows for value in each.coefficients.values()]

@@ -26,7 +26,6 @@ class Conflict:
     """A difference between the forward on parts and on the whole.
 
     Fields:
-        problem: difference in words.
         suspects: nodes whose state may be to blame, the most likely first; all are in another than whole.
     """
 

@@ -49,7 +49,6 @@ def conv2d(
     Args:
         input_shape: `(batch, cin, h, w)`.
         weight_shape: `(cout, cin / groups, kh, kw)`.
-        bias: whether there is a bias.
         stride: stride of the kernel, as `F.conv2d` has it.
         padding: zeros on each side, the same.
         dilation: distance of the kernel's taps, the same.

@@ -48,7 +48,6 @@ def linear(input_shape: Sequence[int], out_features: int, *, bias: bool = True) 
     Args:
         input_shape: `(…, k)`; all but the last are batch dimensions.
         out_features: `n`.
-        bias: whether there is a bias.
 
     Raises:
         StrategyError: a shape is empty, or a size is below 1.
@@ -189,7 +188,6 @@ def _in_rows(left: Shape, right: Shape) -> tuple[LabelledOperand, ...]:
 
 
 def _batched(left: Shape, right: Shape) -> tuple[LabelledOperand, ...]:
-    """Return inputs and output where both may have batch dimensions, which broadcast."""
     batches = left[:-_MATRIX], right[:-_MATRIX]
     batch = broadcast("batch dimensions", *batches)
     labels = _batch_labels(batch)

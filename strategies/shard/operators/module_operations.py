@@ -55,7 +55,6 @@ def linear_operation(input_shape: Sequence[int], weight: Tensor, bias: Tensor | 
     Args:
         input_shape: shape of the input.
         weight: the weight; all operands have its dtype.
-        bias: the bias, if there is one.
 
     Raises:
         StrategyError: the shapes do not multiply.
@@ -100,7 +99,6 @@ def _embedding(module: nn.Embedding, input_shape: Sequence[int]) -> Operation:
 def _batch_norm(
     module: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d, input_shape: Sequence[int]
 ) -> Operation:
-    """Return the operation of a batch norm in training."""
     if not module.training:
         raise StrategyError("module", "must be training, got one in evaluation; see elementwise")
     if module.momentum is None:

@@ -38,7 +38,6 @@ def layer_norm(
     Args:
         input_shape: ends in `normalized_shape`; what comes before are batch dimensions.
         normalized_shape: sizes of the dimensions that are normalised over.
-        elementwise_affine: whether there is a weight.
         bias: whether there is a bias, too, where there is a weight.
         eps: number added to the variance.
 
@@ -85,7 +84,6 @@ def batch_norm(
 
     Args:
         input_shape: `(batch, channel, …)`.
-        affine: whether there are weight and bias.
         track_running_stats: whether there are running statistics; they are updated in place.
         eps: number added to the variance.
         momentum: share of the new statistics in the running ones.
@@ -129,7 +127,6 @@ def _layer_norm(local: LocalOperands, *, normalized: Shape, eps: float) -> Tenso
 
 
 def _batch_norm(local: LocalOperands, *, values: int, eps: float, momentum: float) -> Tensor:
-    """Normalise a part by mean and variance of all parts, and move the running statistics on."""
     tensors = local.tensors
     whole = tensors["input"]
     precise = whole.to(torch.promote_types(whole.dtype, torch.float32))

@@ -109,7 +109,6 @@ def applied(
     """Return the operator that calls a function of torch on local parts.
 
     Args:
-        name: name of the operator.
         function: function of the tensors, and then of `arguments`; it gives one tensor or several.
         inputs: operands that it reads, all in one term.
         outputs: operands that it makes.

@@ -165,7 +165,6 @@ def _pieces(size: int, sizes: int | Sequence[int]) -> Shape:
 
 
 def _picked(shape: Shape, index: Index) -> Shape:
-    """Return the shape of what is picked."""
     wrong = [entry for entry in index if type(entry) not in (int, slice, EllipsisType, type(None))]
     if wrong:
         raise StrategyError("index", f"must hold integers, slices, None and an ellipsis, got {wrong[0]!r}")
@@ -179,7 +178,6 @@ def _picked(shape: Shape, index: Index) -> Shape:
 
 
 def _indexed(shape: Shape, index: Index) -> tuple[list[Label], list[Label]]:
-    """Return labels for the dimensions that are taken as a whole."""
     entering: list[Label] = [None] * len(shape)
     leaving: list[Label] = []
     dim = 0

@@ -45,7 +45,6 @@ def print_candidates(candidates: Sequence[ShardingCandidate]) -> None:
 
 
 def _row(candidate: ShardingCandidate) -> tuple[str, ...]:
-    """Return the cells of a candidate."""
     cost = candidate.cost
     return (
         candidate.name,

@@ -29,7 +29,6 @@ def figures(sweep: SweepRecords) -> tuple[Figure, ...]:
 
 
 def _shown(sweep: SweepRecords) -> tuple[Entry, ...]:
-    """Return the trials that get a bar each: all, or those of the largest setting with the lowest peaks."""
     if len(sweep.entries) <= MOST_BARS:
         return sweep.entries
     largest = max(sweep.by_setting.values(), key=len)

@@ -103,7 +103,6 @@ def _moments(entry: Entry) -> Iterator[dict[str, Any]]:
 
 
 def _phase_axis() -> dict[str, Any]:
-    """Return the axis of time, with the name of each phase in its middle."""
     middles = [index + 0.5 for index in range(len(PHASES))]
     return {
         "field": "at",

@@ -91,7 +91,6 @@ def front_figure(sweep: SweepRecords) -> Figure | None:
 
 
 def _front_rows(sweep: SweepRecords, entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
-    """Yield the row of each trial of a setting that has memory and time."""
     found = sweep.fronts[entries[0].setting]
     for point in (*found.points, *found.as_on_gpu):
         entry, by = point.entry, found.dominated.get(point.entry.trial_id)
