@@ -83,11 +83,7 @@ class Source:
     memory_of: Callable[[Any], bytes | None] = _unknown
 
     def now(self, *, is_seen: bool = False) -> State:
-        """Return the state that it is in.
-
-        Args:
-            is_seen: let meters of memory see it.
-        """
+        """Return the state that it is in. `is_seen`: let meters of memory see it."""
         memory, value = self.memory(), (self.seen if is_seen else self.read)()
         return State(self, value, memory if memory == self.memory_of(value) else None)
 

@@ -91,7 +91,6 @@ class Explanation:
         return replace(found, cause="" if cause is None else str(cause), perhaps=advice)
 
     def _is_of_calls(self, remedy: str) -> bool:
-        """Say whether what helped is another way to call the same modules."""
         is_ours = isinstance(self.workshop.variant, Strategy)
         return NOT_REENTRANT in remedy or (not is_ours and IN_ITS_PLACE in remedy)
 

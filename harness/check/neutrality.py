@@ -360,7 +360,6 @@ class _Check:
 
 
 def _own_recomputation(plain: _Measured) -> tuple[str, ...]:
-    """Return the sentence on a plain model that checkpoints itself."""
     if not plain.report.work.recomputed_ops:
         return ()
     count = sum(plain.report.work.recomputed_ops.values())

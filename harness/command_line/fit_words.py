@@ -241,16 +241,11 @@ def _composed(typed: argparse.Namespace, values: Mapping[str, Any]) -> DictConfi
 
 
 def _lifted(values: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Take what is an option of the model out of its arguments."""
     return {f"model.{name}": values.pop(name) for name in names if name in values}
 
 
 def _fields(config: DictConfig, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values of fields of a model that ships.
-
-    Raises:
-        ConfigError: it has no such field.
-    """
+    """Return values of fields of a model that ships. Raises ConfigError: it has no such field."""
     known = {each.name for each in dataclasses.fields(families()[config.model.family])}
     for name in values:
         if name not in known:

@@ -240,7 +240,6 @@ def without_idle_options(fields: Mapping[str, Any], swept: Mapping[str, set[str]
 
 
 def _without_idle(node: Any, registry: Mapping[str, type[Any]], swept: set[str]) -> Any:
-    """Return the options of a group without those that only other variants of the sweep have."""
     chosen = node.get("name") if isinstance(node, Mapping) else None
     if not isinstance(chosen, str) or chosen not in registry:
         return node
@@ -418,11 +417,7 @@ def _typed(where: str, cls: Any, values: Mapping[str, Any], chosen: str | None =
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Written:
-    """A value, equal to those that are written alike; so 1, 1.0 and true differ.
-
-    Fields:
-        text: its `repr`.
-    """
+    """A value, equal to those that are written alike; so 1, 1.0 and true differ. `text`: its `repr`."""
 
     text: str
     value: Any = dataclasses.field(compare=False)

@@ -26,11 +26,7 @@ _SCANNED_TOKENS = 1 << 24  # of a token file when a trial is checked; what is re
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """A stream of batches.
-
-    Fields:
-        draw: `draw(count, random)` draws `count` samples, on CPU.
-    """
+    """A stream of batches. `draw`: `draw(count, random)` draws `count` samples, on CPU."""
 
     draw: Callable[[int, np.random.Generator], Batch]
 
@@ -84,11 +80,7 @@ class Synthetic(DataSpec):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Text(DataSpec):
-    """The bytes of a file as tokens.
-
-    Fields:
-        path: the file; null for the text that ships with the program.
-    """
+    """The bytes of a file as tokens. `path`: the file; null for the text that ships with the program."""
 
     path: str | None = None
 

@@ -275,7 +275,6 @@ class Experiment(Recipe):
         return resolved
 
     def _declared(self) -> Sequence[Tolerance | None]:
-        """Return the tolerances of what stands between this experiment and its twin."""
         if self._saves_memory:
             of_kernels = tolerance_of_recomputation(is_reduced=self.is_reduced)
             declared = self._tolerance_of(self.ac), self._tolerance_of(self.chunk)
@@ -286,7 +285,6 @@ class Experiment(Recipe):
         return (self._tolerance_of(self.shard if self.is_sharded else self.ac),)
 
     def _tolerance_of(self, strategy: Strategy | Sharding) -> Tolerance | None:
-        """Return what a strategy declares for the precision of this experiment."""
         reduced = strategy.reduced_tolerance if self.is_reduced else None
         return reduced or strategy.tolerance
 
@@ -359,7 +357,6 @@ class Experiment(Recipe):
             )
 
     def _require_whole_micro_batches(self) -> None:
-        """Refuse micro-batches that do not have as many samples each."""
         share = self.batch_size // self.mesh.dp
         if share % self.microbatches:
             of = f"each of the {self.mesh.dp} data-parallel ranks" if self.mesh.dp > 1 else "a step"
@@ -610,7 +607,6 @@ class Experiment(Recipe):
             raise ConfigError("chunk", f"{problem}; without one chunk=budget follows ac=budget")
 
     def _require_wrap_order(self) -> None:
-        """Refuse an order of wrappers that the mesh does not have."""
         if self.wrap_order == "outside_fsdp" and not self.mesh.is_sharded:
             raise ConfigError(
                 "wrap_order",

@@ -77,11 +77,7 @@ class Proven:
 
 
 class Small(NamedTuple):
-    """A step that this machine trains in place of the subject's.
-
-    Fields:
-        words: how it differs, in words.
-    """
+    """A step that this machine trains in place of the subject's. `words`: how it differs, in words."""
 
     experiment: Experiment
     words: str

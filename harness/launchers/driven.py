@@ -132,6 +132,5 @@ def _follow(sweep: Sweep, flights: Sequence[InFlight]) -> Iterator[Record]:
 
 
 def _is_alive(store: Store, submission: str) -> bool:
-    """Return whether a submission is that of a driver that lives and runs it itself."""
     known = read_submission(store, submission)
     return known is not None and known.launcher == DRIVEN and is_held(store, submission)

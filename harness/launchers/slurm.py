@@ -299,11 +299,7 @@ class Slurm(OnSlurm):
 
 @contextmanager
 def _reachable() -> Iterator[None]:
-    """Refuse to plan without Slurm; later on, it is waited for.
-
-    Raises:
-        ConfigError: it does not answer.
-    """
+    """Refuse to plan without Slurm; later on, it is waited for. Raises ConfigError: it does not answer."""
     try:
         yield
     except slurm.SlurmUnreachableError as error:

@@ -108,11 +108,7 @@ class JobOptions:
 
 
 def require_slurm() -> None:
-    """Refuse a machine that cannot talk to Slurm.
-
-    Raises:
-        ConfigError: one of its commands is missing.
-    """
+    """Refuse a machine that cannot talk to Slurm. Raises ConfigError: one of its commands is missing."""
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing:
         raise ConfigError(

@@ -143,11 +143,7 @@ class SlurmPacked(OnSlurm):
     def load(
         self, sweep: Sweep, submission: Submission, allocation: _Allocation, tasks: Sequence[Task]
     ) -> _Load:
-        """Return what a packer needs to know.
-
-        Raises:
-            ConfigError: a shape does not fit the allocation.
-        """
+        """Return what a packer needs to know. Raises ConfigError: a shape does not fit the allocation."""
         shapes = by_shape((task.shape, task) for task in tasks)
         packing = Packing(
             launcher=self.launcher,
@@ -162,7 +158,6 @@ class SlurmPacked(OnSlurm):
         return _Load(packing=packing, tasks=shapes, allocation=allocation, sys_path=absolute_sys_path())
 
     def _allocation(self, tasks: Sequence[Task]) -> _Allocation:
-        """Return what the job will ask for."""
         return _Allocation(
             hosts=(),
             nodes=self.nodes or max(task.shape.nodes for task in tasks),
@@ -171,11 +166,7 @@ class SlurmPacked(OnSlurm):
         )
 
     def _need(self, shape: Shape, allocation: _Allocation) -> Need:
-        """Return what a lane takes of the allocation.
-
-        Raises:
-            ConfigError: more than there is.
-        """
+        """Return what a lane takes of the allocation. Raises ConfigError: more than there is."""
         uses_gpus = allocation.gpus > 0 and shape.device != "cpu"
         need = Need(
             nodes=shape.nodes,
@@ -279,7 +270,6 @@ def _resources(slice_: Slice) -> Resources:
 
 
 def _is_inside() -> bool:
-    """Return whether this process runs in an allocation."""
     return "SLURM_JOB_ID" in os.environ
 
 

@@ -182,7 +182,6 @@ def _options(request: Request) -> dict[str, Any]:
 
 
 def _variables(variables: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the environment that sbatch and its jobs get."""
     choices = {f"SBATCH_{name.upper()}" for name in _USERS_CHOICE if name not in options}
     kept = _KEPT_VARIABLES | choices
     foreign = re.compile("(SLURM|SLURMD|SRUN|SBATCH|SUBMITIT)_")

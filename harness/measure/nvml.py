@@ -143,5 +143,4 @@ def _process(entry: Any) -> DeviceProcess:
 
 
 def _text(answer: str | bytes) -> str:
-    """Old releases of the bindings answer in bytes."""
     return answer.decode() if isinstance(answer, bytes) else answer

@@ -190,7 +190,6 @@ def sigterm_exits() -> Iterator[None]:
 
 
 def _clear(job: RankJob) -> None:
-    """Remove the reports of an earlier run of these ranks."""
     make_folder(job.trial_dir, within=job.trial_dir.parent)
     for rank in job.local:
         forget(job.trial_dir, rank)

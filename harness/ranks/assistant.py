@@ -22,11 +22,7 @@ _END_S = 5.0
 
 
 class AssistantEndedError(ForkServerError):
-    """The process that called a function has ended.
-
-    Args:
-        ending: how it ended, `exited with status 0`.
-    """
+    """The process that called a function has ended. `ending`: how it ended, `exited with status 0`."""
 
     def __init__(self, target: str, ending: str) -> None:
         super().__init__(f"{target}: the process that called it {ending}")

@@ -159,7 +159,6 @@ def decide_nodes(
 
 
 def _halted(trial: _Trial) -> Outcome | None:
-    """Return the outcome where something else than a rank ended the trial."""
     ended = next((halt for halt in trial.halts if halt.kind == "terminated"), None)
     if ended is not None:
         return _lost(ended.message, kind=ended.error_kind)

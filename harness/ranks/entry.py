@@ -66,11 +66,7 @@ class RankContext:
         return self._is_ok
 
     def phase(self, name: str) -> None:
-        """Report that the rank enters a phase.
-
-        Raises:
-            ValueError: `name` is not one of `PHASES`.
-        """
+        """Report that the rank enters a phase. Raises ValueError: `name` is not one of `PHASES`."""
         if name not in PHASES:
             raise ValueError(f"phase: must be one of {', '.join(PHASES)}, got {name!r}")
         self._phase = name
@@ -90,11 +86,7 @@ class RankContext:
         keep(self.trial_dir, self.rank, measured)
 
     def finish(self, result: dict[str, Any]) -> None:
-        """Write the result.
-
-        Raises:
-            TypeError: `result` is not made of JSON values.
-        """
+        """Write the result. Raises TypeError: `result` is not made of JSON values."""
         self._write("ok", result=result)
         remove(kept_path(self.trial_dir, self.rank), within=self.trial_dir.parent)
         self._is_ok = True

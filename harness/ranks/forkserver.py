@@ -103,11 +103,7 @@ class _Signal:
 
 @dataclass(frozen=True, slots=True)
 class _Child:
-    """A child that the server has not buried yet.
-
-    Fields:
-        words: descriptor from which its last words are read.
-    """
+    """A child that the server has not buried yet. `words`: descriptor from which its last words are read."""
 
     pid: int
     words: int
@@ -278,7 +274,6 @@ def _reap(descriptor: int, child: _Child) -> Died:
 
 
 def _heard(words: int) -> tuple[str, str] | tuple[None, None]:
-    """Return kind and message of the exception that a child has told before its end."""
     with open(words, "rb", buffering=0) as pipe:
         told = pipe.read(_PIPE_BYTES)  # `None` where a process that the child has left holds the other end
     try:

@@ -46,11 +46,7 @@ class Board(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Address:
-    """The address of a board; its file is private.
-
-    Fields:
-        secret: secret of the lane, hexadecimal.
-    """
+    """The address of a board; its file is private. `secret`: secret of the lane, hexadecimal."""
 
     host: str
     port: int
@@ -59,11 +55,7 @@ class _Address:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Request:
-    """A request of a guest.
-
-    Fields:
-        is_set: whether to put the value on the board; otherwise it is asked for.
-    """
+    """A request of a guest. `is_set`: whether to put the value on the board; otherwise it is asked for."""
 
     name: str
     is_set: bool
@@ -155,11 +147,7 @@ class JoinedBoard:
         self._ask(_Request(name=name, is_set=True, value=value))
 
     def get(self, name: str) -> Any:
-        """Return a value, `None` where there is none.
-
-        Raises:
-            BoardLostError: node 0 is gone.
-        """
+        """Return a value, `None` where there is none. Raises BoardLostError: node 0 is gone."""
         return self._ask(_Request(name=name, is_set=False))
 
     def close(self) -> None:

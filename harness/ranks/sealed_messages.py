@@ -65,11 +65,7 @@ class SealedConnection:
         self._nonces = own + theirs if is_host else theirs + own
 
     def send(self, value: Any) -> None:
-        """Send a JSON value.
-
-        Raises:
-            OSError: the other end is gone.
-        """
+        """Send a JSON value. Raises OSError: the other end is gone."""
         body = json.dumps(value).encode()
         self._connection.sendall(_LENGTH.pack(len(body)) + self._seal(0, body) + body)
 

@@ -283,7 +283,6 @@ def read_private(path: Path, *, within: Path | None = None) -> bytes:
 
 
 def _require_owner(path: Path, found: os.stat_result) -> None:
-    """Refuse what another user owns."""
     if found.st_uid != os.geteuid():
         raise ForeignFileError(
             f"{path}: must belong to user {os.geteuid()}, who runs this, got {found.st_uid}"
@@ -322,7 +321,6 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def _new(name: str, folder: int, mode: int) -> IO[bytes]:
-    """Return a file that did not exist before."""
     descriptor = os.open(name, _NEW | os.O_APPEND, mode, dir_fd=folder)
     if mode == OWN:
         os.fchmod(descriptor, mode)  # whatever umask the user's code has set

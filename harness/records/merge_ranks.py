@@ -81,11 +81,7 @@ class RankRouting(Routing):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaselineMemory(PeakBytes):
-    """The twin's bytes, maximum over ranks.
-
-    Fields:
-        random_state_bytes: as of `MemoryNumbers`.
-    """
+    """The twin's bytes, maximum over ranks. `random_state_bytes`: as of `MemoryNumbers`."""
 
     random_state_bytes: int = 0
 
@@ -319,7 +315,6 @@ def merge_time(ranks: Sequence[RankResult], work: Work) -> Time | None:
 
 
 def _maxima(measured: Sequence[object], names: Iterable[str]) -> dict[str, int]:
-    """Return the largest value of each named field."""
     return {name: max(getattr(each, name) for each in measured) for name in names}
 
 

@@ -54,11 +54,7 @@ class Ratio:
 
 
 def quantiles(samples_s: Sequence[float]) -> Quantiles:
-    """Return median, 10th and 90th percentile of `samples_s`.
-
-    Raises:
-        ValueError: there is no sample.
-    """
+    """Return median, 10th and 90th percentile of `samples_s`. Raises ValueError: there is no sample."""
     if not samples_s:
         raise ValueError("samples_s: needs at least one sample, got none")
     ordered = sorted(samples_s)

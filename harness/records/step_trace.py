@@ -100,11 +100,7 @@ class StepTrace:
 
 
 def write_step(trace: StepTrace, folder: Path) -> None:
-    """Write the trace of a rank into the folder of its trial.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write the trace of a rank into the folder of its trial. Raises OSError: it cannot be written."""
     value = {"version": _VERSION} | {each.name: getattr(trace, each.name) for each in fields(trace)}
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(errors="backslashreplace")
     packed = gzip.compress(text, compresslevel=3, mtime=0)

@@ -53,11 +53,7 @@ _MAX_NAME_BYTES = 255  # of a folder, on every usual file system
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unreadable:
-    """A file that should be a record, but is invalid.
-
-    Fields:
-        reason: what is wrong with it.
-    """
+    """A file that should be a record, but is invalid. `reason`: what is wrong with it."""
 
     path: Path
     reason: str
@@ -65,11 +61,7 @@ class Unreadable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scan:
-    """Everything that a sweep's folder holds.
-
-    Fields:
-        unreadable: torn and foreign files, which are skipped.
-    """
+    """Everything that a sweep's folder holds. `unreadable`: torn and foreign files, which are skipped."""
 
     records: tuple[Record, ...]
     unreadable: tuple[Unreadable, ...]

@@ -145,7 +145,6 @@ def _row(
 
 
 def _refused(point: Point, refusal: ValueError | None) -> Record:
-    """Return the record of a point that cannot be predicted."""
     environment = describe("cpu")
     identity = Identity(
         trial_id=point.trial_id,

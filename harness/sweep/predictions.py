@@ -157,7 +157,6 @@ def _results(done: Future[list[Answer]], count: int) -> list[Answer]:
 
 
 def _tell(questions: Sequence[Question], found: dict[int, Answer], number: int) -> None:
-    """Write a line about the answer that was just found."""
     question, said = questions[number], found[number]
     sys.stderr.write(f"[{len(found)}/{len(questions)}] {question.label}: {_in_words(said)}\n")
 

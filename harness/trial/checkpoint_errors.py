@@ -150,7 +150,6 @@ def _packed(data: Any) -> Any:
 
 
 def _nodes(root: Node | None) -> Iterator[Node]:
-    """Yield all nodes of autograd that can be reached from one."""
     seen: set[Node | None] = {None}
     left = [root]
     while left:

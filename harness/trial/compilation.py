@@ -197,11 +197,7 @@ class Entrance:
     call: Callable[..., Any] = field(repr=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it.
-
-        Raises:
-            StrategyError: a partition does not suit a graph.
-        """
+        """Call it. Raises StrategyError: a partition does not suit a graph."""
         try:
             with self.graphs.entered():
                 return self.call(*args, **kwargs)

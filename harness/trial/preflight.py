@@ -231,7 +231,6 @@ def _check_inputs(
 
 
 def _check_tokens(model: ModelSpec, data: DataSpec, sequence_length: int) -> None:
-    """Refuse data that the model cannot read."""
     if isinstance(model, LanguageModelSpec) and model.reads_tokens():
         data.source(vocab_size=model.vocab_size, sequence_length=sequence_length)
 

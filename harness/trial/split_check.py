@@ -64,7 +64,6 @@ def check_split(spec: ModelSpec, batch: Batch, tp: int) -> None:
 
 
 def _require_styles(spec: ModelSpec, plan: Mapping[str, Any]) -> None:
-    """Refuse styles of a tensor parallel plan that nobody knows."""
     for pattern, style in plan.items():
         if style not in STYLES:
             named = style if isinstance(style, str) else type(style).__name__

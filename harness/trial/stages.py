@@ -266,11 +266,7 @@ class _Later(AbsentBlock):
 
 
 class _Cutter:
-    """Makes a part of a model.
-
-    Args:
-        index: number of the stage.
-    """
+    """Makes a part of a model. `index`: number of the stage."""
 
     def __init__(self, cut: Cut, whole: nn.Module, index: int) -> None:
         self._cut = cut

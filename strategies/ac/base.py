@@ -205,11 +205,7 @@ class Recomputing(ActivationCheckpointing):
         return file_text.recomputing_file(chosen, **header)
 
     def _refuse_without_words(self) -> None:
-        """Refuse options that a written file has no words for.
-
-        Raises:
-            StrategyError: naming the first.
-        """
+        """Refuse options that a written file has no words for. Raises StrategyError: naming the first."""
         for option, usual in _WRITTEN.items():
             value = getattr(self, option)
             if value != usual:
@@ -278,21 +274,13 @@ class ByName(ActivationCheckpointing):
         return model
 
     def check_compilation(self, order: str, scope: str) -> None:  # noqa: ARG002 (blocks and models alike)
-        """Refuse compiled code, of which no tape has the operators.
-
-        Raises:
-            StrategyError: always.
-        """
+        """Refuse compiled code, of which no tape has the operators. Raises StrategyError: always."""
         name = type(self).__module__.rpartition(".")[2]
         problem = f"ac={name} follows the operators of eager blocks"
         raise StrategyError("compile", f"{problem}; use compile=none, or ac=selective_op")
 
     def call_site(self, model: nn.Module) -> RegionCallSite:  # noqa: ARG002 (refused whatever the model)
-        """Refuse: names are those of modules inside blocks.
-
-        Raises:
-            StrategyError: always.
-        """
+        """Refuse: names are those of modules inside blocks. Raises StrategyError: always."""
         name = type(self).__module__.rpartition(".")[2]
         problem = f"call_site makes the model one region, and ac={name} names modules inside blocks"
         raise StrategyError("wrap_order", f"{problem}; use inside_fsdp")

@@ -191,11 +191,7 @@ class Budget(ActivationCheckpointing):
         return export_of(plan, forwards)
 
     def _require_words(self, name: str, plan: Plan) -> None:
-        """Refuse a plan that others have no words for.
-
-        Raises:
-            StrategyError: naming what of it.
-        """
+        """Refuse a plan that others have no words for. Raises StrategyError: naming what of it."""
         if self.needs_compiler:
             problem = f"compiled numbers the operators of graphs, which {name} has no words for"
             raise StrategyError("ac.executor", f"{problem}; use show=plan or ac.executor=eager")
@@ -208,11 +204,7 @@ class Budget(ActivationCheckpointing):
             raise StrategyError("show", f"{problem}; use show=plan, or a budget that needs no groups")
 
     def call_site(self, model: nn.Module) -> RegionCallSite:  # noqa: ARG002 (refused whatever the model)
-        """Refuse: one region around the whole model has no blocks to plan.
-
-        Raises:
-            StrategyError: always.
-        """
+        """Refuse: one region around the whole model has no blocks to plan. Raises StrategyError: always."""
         raise StrategyError(
             "wrap_order", "call_site makes the model one region, and budget plans blocks; use inside_fsdp"
         )
@@ -235,11 +227,7 @@ class Budget(ActivationCheckpointing):
             raise StrategyError("compile_scope", f"{problem}, got {scope}")
 
     def check_model(self, model: nn.Module) -> None:
-        """Refuse a model without the blocks.
-
-        Raises:
-            StrategyError: they are not there.
-        """
+        """Refuse a model without the blocks. Raises StrategyError: they are not there."""
         self.blocks_of(model)
 
     def write_plan(self, step: RunnableStep, file: Path) -> None:
@@ -381,11 +369,7 @@ class Budget(ActivationCheckpointing):
         return blocks.ModelModules.of(model, self.blocks_of(model))
 
     def _required(self) -> Plan:
-        """Return the plan that is given.
-
-        Raises:
-            StrategyError: none is.
-        """
+        """Return the plan that is given. Raises StrategyError: none is."""
         if self.plan_file is None:
             problem = "is needed for ac.executor=compiled, whose plans are those of a step"
             remedy = "write one by Budget.write_plan, as trials do, or use ac.executor=eager"
@@ -418,7 +402,6 @@ def _same(plan: Plan) -> Plan:
 
 
 def _unneeded(plan: Plan) -> str:
-    """Return why the strategy had nothing to do."""
     if plan.budget_bytes == plan.plain_peak_bytes:
         return "the budget needs nothing: the step fits it as it is"
     return (

@@ -92,11 +92,7 @@ class File(ActivationCheckpointing):
         return "torch_remat" if policy_files.is_of_regions(self.path) else ""
 
     def call_site(self, model: nn.Module) -> RegionCallSite:  # noqa: ARG002 (refused whatever the model)
-        """Refuse: a file changes a model, or says what stays of blocks.
-
-        Raises:
-            StrategyError: always.
-        """
+        """Refuse: a file changes a model, or says what stays of blocks. Raises StrategyError: always."""
         raise StrategyError("wrap_order", "call_site does not suit File; use inside_fsdp")
 
     def runs_user_code(self) -> bool:
@@ -104,11 +100,7 @@ class File(ActivationCheckpointing):
         return policy_files.is_code(self.path)
 
     def check_compilation(self, order: str, scope: str) -> None:  # noqa: ARG002 (wherever it is compiled)
-        """Refuse compiled code: rules name what runs eagerly.
-
-        Raises:
-            StrategyError: always.
-        """
+        """Refuse compiled code: rules name what runs eagerly. Raises StrategyError: always."""
         raise StrategyError("compile", "ac=file is for what runs eagerly; use compile=none")
 
     def _check_operators(

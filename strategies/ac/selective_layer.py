@@ -74,11 +74,7 @@ class SelectiveLayer(Recomputing):
         )
 
     def _chosen(self, fqns: Sequence[str]) -> Sequence[str]:
-        """Return the chosen blocks.
-
-        Raises:
-            StrategyError: there are not so many.
-        """
+        """Return the chosen blocks. Raises StrategyError: there are not so many."""
         count = len(fqns)
         for name in ("first", "last"):
             if (getattr(self, name) or 0) > count:

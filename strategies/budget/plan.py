@@ -395,7 +395,6 @@ def _size(held: Sequence[Any]) -> TensorSize:
 
 
 def _unsound(plan: Plan) -> Iterator[str]:
-    """Yield what a planner would not write."""
     for field in fields(plan):
         value = getattr(plan, field.name)
         if field.type == "int" and not _is_count(value):

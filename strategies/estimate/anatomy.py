@@ -227,7 +227,6 @@ def _kind(
     read: Callable[[Any], Any],
     write: Callable[[Any, Any], object] | None = None,
 ) -> HoldingKind:
-    """Return an entry of the table below."""
     return HoldingKind(
         form=form, types=types if isinstance(types, tuple) else (types,), read=read, write=write
     )

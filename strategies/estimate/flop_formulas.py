@@ -195,7 +195,6 @@ def _solution(given: Operands, result: Any) -> int:
 
 
 def _inverse(given: Operands, result: Any) -> int:
-    """Return the FLOPs of the solution for the columns of the unit matrix."""
     return _solution(given, result)
 
 
@@ -262,7 +261,6 @@ def _taps(given: Operands) -> int:
 
 
 def _sampled_product(given: Operands, _: Any) -> int:
-    """Return the FLOPs of a product of two matrices where a sparse one has elements."""
     return 2 * _stored_elements(given["self"]) * int(given["mat1"].shape[-1])
 
 

@@ -133,7 +133,6 @@ def _is_sparse(value: Any) -> bool:
 
 @cache
 def _name_of(func: Any) -> str:
-    """Return the name of an operator without namespace and overload."""
     schema = getattr(func, "_schema", None)
     return str(func) if schema is None else schema.name.rpartition("::")[2]
 

@@ -133,8 +133,6 @@ def _attribute(owner: str, name: str, shown: str = "") -> _Setting:
 
 
 def _content(holder: Any, name: str) -> _Setting:
-    """Return the setting of what a mapping of a Python module holds."""
-
     def write(value: dict[Any, Any]) -> None:
         mapping = getattr(holder, name)
         mapping.clear()

@@ -113,11 +113,7 @@ def of_text(path: str, text: str, where: str) -> PolicyFile:
 
 
 def of_function(path: str, function: Any, where: str) -> PolicyFile:
-    """Return the policy of a function.
-
-    Raises:
-        StrategyError: it cannot be called as torch calls a policy.
-    """
+    """Return the policy of a function. Raises StrategyError: it cannot be called as torch calls a policy."""
     if not is_policy(function):
         problem = f"{NAME} of {path!r} is no policy of torch, which takes (ctx, op, *args, **kwargs)"
         raise StrategyError(where, problem)

@@ -46,11 +46,7 @@ class Reading:
     is_written: bool
 
     def __call__(self) -> Tensor:
-        """Return the tensor, without its graph.
-
-        Raises:
-            StrategyError: it was changed in place.
-        """
+        """Return the tensor, without its graph. Raises StrategyError: it was changed in place."""
         try:
             packed = self.packed()
         except RuntimeError as error:

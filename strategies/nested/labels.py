@@ -55,11 +55,7 @@ class Labels:
                 raise StrategyError(self.where, f"{problem}; the inner path must begin with the outer one")
 
     def check_regions(self, where: str, paths: Collection[Path]) -> None:
-        """Refuse paths of regions that there are not.
-
-        Raises:
-            StrategyError: naming the first.
-        """
+        """Refuse paths of regions that there are not. Raises StrategyError: naming the first."""
         known = self.regions()
         for path in paths:
             if path not in known:

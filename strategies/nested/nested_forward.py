@@ -20,11 +20,7 @@ from strategies.regions.own_parameters import weights_of
 
 
 class NestedForward:
-    """The region around a model's forward.
-
-    Args:
-        settings: what is to be done.
-    """
+    """The region around a model's forward. `settings`: what is to be done."""
 
     def __init__(self, settings: Nest) -> None:
         self._nest = settings

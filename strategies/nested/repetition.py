@@ -230,7 +230,6 @@ def _inner(region: Region, regions: Regions, calls: list[Call], values: dict[Slo
 
 
 def _release(call: Call, values: dict[Slot, Tensor], last: dict[Any, Call]) -> None:
-    """Let go of what no later call reads."""
     for slot in (*call.made, *call.read()):
         if last.get(slot, call) is call:
             values.pop(slot, None)

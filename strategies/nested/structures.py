@@ -156,7 +156,6 @@ def _slots(kind: type[Any]) -> tuple[str, ...]:
 
 @cache
 def _is_plain(kind: type[Any]) -> bool:
-    """Return whether all that an object of a class holds is in its attributes."""
     try:
         object.__new__(kind)
     except TypeError:

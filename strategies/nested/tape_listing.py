@@ -306,7 +306,6 @@ def _dotted(name: str) -> str:
 
 
 def _expression(call: Call, arguments: Sequence[str]) -> str:
-    """Return the call of a function as its caller would write it."""
     if getattr(call.run, "__name__", "") == "__get__":
         return f"{arguments[0]}.{call.name}"
     name = resolve_name(call.run) or call.name
@@ -334,7 +333,6 @@ def _kind(tensor: Tensor | None) -> str:
 
 
 def _names(module: nn.Module, inputs: tuple[Any, ...]) -> list[str]:
-    """Return the name of the parameter of forward that each leaf of the positional inputs belongs to."""
     parameters = [*inspect.signature(module.forward).parameters, *["inputs"] * len(inputs)]
     names: list[str] = []
     for name, value in zip(parameters, inputs, strict=False):

@@ -313,11 +313,7 @@ class TapeWriter(Listener):
     # -- the order of calls -------------------------------------------------------------------------------
 
     def _list(self, fqn: str, path: Path | None) -> None:
-        """Note a call of a module.
-
-        Raises:
-            StrategyError: it stands in a region that has ended.
-        """
+        """Note a call of a module. Raises StrategyError: it stands in a region that has ended."""
         self.calls.append((fqn, path))
         if path is None:
             return
@@ -371,11 +367,7 @@ class _Session(TapeWriter):
 
 @contextmanager
 def _refusing_transforms() -> Iterator[None]:
-    """Refuse what torch refuses where tensors are packed.
-
-    Raises:
-        StrategyError: naming the line.
-    """
+    """Refuse what torch refuses where tensors are packed. Raises StrategyError: naming the line."""
     try:
         yield
     except RuntimeError as error:

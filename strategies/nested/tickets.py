@@ -75,11 +75,7 @@ class Ticket:
         self._filled = Version(counter=tensor, expected=current)
 
     def redeem(self) -> Tensor:
-        """Return the saved tensor.
-
-        Raises:
-            CheckpointError: the recomputation did not save it.
-        """
+        """Return the saved tensor. Raises CheckpointError: the recomputation did not save it."""
         if self.packed is not None:
             return self.packed()
         if self._filled is None:

@@ -130,7 +130,6 @@ def _outermost(modules: Mapping[str, nn.Module], inside: str) -> list[str]:
 
 
 def _without_small(modules: Mapping[str, nn.Module], boxes: list[str]) -> list[str]:
-    """Return the containers that hold more than a small share of what all of them hold."""
     sizes = {box: _size(modules[box]) for box in boxes}
     return [box for box, size in sizes.items() if size >= _LEAST_SHARE * sum(sizes.values())]
 

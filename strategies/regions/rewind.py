@@ -562,7 +562,6 @@ def _not_intercepted(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _own(attributes: Mapping[str, Any], left: frozenset[str]) -> dict[str, Any]:
-    """Return a module's own attributes without those that are left alone."""
     return {
         name: value
         for name, value in attributes.items()

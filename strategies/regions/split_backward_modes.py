@@ -15,10 +15,6 @@ part; `torch`: torch's checkpoint as it is.
 
 
 def require_split_backward(value: str, modes: Sequence[str] = MODES) -> None:
-    """Refuse another value of `ac.split_backward`.
-
-    Raises:
-        StrategyError: with those that there are.
-    """
+    """Refuse another value of `ac.split_backward`. Raises StrategyError: with those that there are."""
     if value not in modes:
         raise StrategyError("ac.split_backward", f"must be one of {', '.join(modes)}, got {value!r}")

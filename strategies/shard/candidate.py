@@ -68,11 +68,7 @@ class OneCandidate(Sharding):
         return replace(shard_plan.ShardPlan.of(graph, choice, axis.ranks), kept_whole=kept_whole)
 
     def _matching(self, graph: ModelGraph) -> dict[str, Node]:
-        """Return the linears that match, by their FQN.
-
-        Raises:
-            StrategyError: none does.
-        """
+        """Return the linears that match, by their FQN. Raises StrategyError: none does."""
         linears = {
             node.leaf.fqn: node
             for node in graph.nodes
@@ -113,11 +109,7 @@ class OneCandidate(Sharding):
         return _on_both(node).get(self.candidate) if axis.data_ranks > 1 else None
 
     def _name(self, fqn: str, node: Node, axis: TensorAxis) -> str:
-        """Return the candidate of a linear on `tp`.
-
-        Raises:
-            StrategyError: it has none of that name.
-        """
+        """Return the candidate of a linear on `tp`. Raises StrategyError: it has none of that name."""
         found = self._found(node, axis)
         if found is not None:
             return found

@@ -56,11 +56,7 @@ class Peak(NamedTuple):
 
 
 class SizeChange(NamedTuple):
-    """A storage is made, gets another size, or dies.
-
-    Fields:
-        delta: bytes by which it grows.
-    """
+    """A storage is made, gets another size, or dies. `delta`: bytes by which it grows."""
 
     life: int
     delta: int

@@ -345,11 +345,7 @@ class _Watch(StepRecorder):
         call.sizes = (*call.sizes, *parameter_sizes(module, fqn))
 
     def begin_block(self, call: BlockCall) -> None:
-        """Begin the forward of a block.
-
-        Raises:
-            StrategyError: it runs inside another block.
-        """
+        """Begin the forward of a block. Raises StrategyError: it runs inside another block."""
         if self._inside != OUTSIDE:
             raise StrategyError("ac.layers_fqn", f"{call.fqn!r} runs inside another block")
         if self._is_open:
@@ -421,7 +417,6 @@ class _Watch(StepRecorder):
         return unpack
 
     def _release(self, saving: _Saving, _: weakref.ref[Any]) -> None:
-        """Note that the graph has let go of what was saved."""
         saving.released = self.ledger.moment
 
     def _is_planned(self, storage: int, call: int) -> bool:

@@ -276,7 +276,6 @@ def _name(func: Any) -> str:
 
 
 def _is_answer(func: Any, name: str, result: Any) -> bool:
-    """Return whether a result without tensors is the same whenever the graph runs."""
     is_answered = name in QUESTIONS and isinstance(result, bool | int | float | list)
     return is_answered or (name in _QUERIES and func.__name__ != "__set__")
 

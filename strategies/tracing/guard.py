@@ -182,11 +182,7 @@ def refuse_unseen(where: str, fqn: str, module: nn.Module) -> None:
 
 
 def refuse_global_hooks(where: str) -> None:
-    """Refuse hooks on all modules.
-
-    Raises:
-        StrategyError: there are some; it names `where`.
-    """
+    """Refuse hooks on all modules. Raises StrategyError: there are some; it names `where`."""
     if _has_any_global_hook():
         raise StrategyError(
             where, "needs a process without hooks on all modules, which would see other calls; remove them"

@@ -447,7 +447,6 @@ class _OperatorRecorder(TorchDispatchMode):
         self._own_results(result, node, is_detached=self._is_cut_off(args, options))
 
     def _is_cut_off(self, args: Any, options: Any) -> bool:
-        """Return whether forward itself has turned gradients off for what it calls."""
         if not self._has_gradients or torch.is_grad_enabled():
             return False
         return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves((args, options)))

@@ -273,7 +273,6 @@ class _Caster:
         return self._casts[id(value)]
 
     def _copied(self, value: Any) -> Any:
-        """Return a container with the shadows of its parts."""
         if isinstance(value, tuple):
             return tuple(map(self._cast, value))
         copied = self._casts[id(value)] = copy.copy(value)  # before what it holds, which may hold it

@@ -107,7 +107,6 @@ def _file(part: str, tables: Mapping[str, str], docstring: str, name: str) -> st
 
 
 def _after_imports(source: str) -> str:
-    """Return the code of a module without its docstring and its imports."""
     last = max(each.end_lineno or 0 for each in ast.parse(source).body if isinstance(each, _Imports))
     return "\n".join(source.splitlines()[last:]).strip("\n")
 

@@ -216,7 +216,6 @@ def _holds(cell: Any, value: Any) -> bool:
 
 
 def _readable(name: str, model: nn.Module) -> str:
-    """Return the FQN that the plain model has for a module of the wrapped one."""
     parts = [part for part in name.split(".") if part and part not in _WRAPPER_PARTS]
     if isinstance(model, DistributedDataParallel) and parts[:1] == ["module"]:
         parts = parts[1:]

@@ -202,7 +202,6 @@ def _limits(tolerance: Tolerance | None, part: str, expected: Snapshot) -> _Limi
 
 
 def _without_scale(gradients: Leaves, limits: _Limits | None) -> Iterator[str]:
-    """Yield the names of the gradients that are zero but for rounding."""
     least = 0.0 if limits is None else limits.relative * limits.least
     for name, leaf in gradients.items():
         if isinstance(leaf, Captured) and _is_number(leaf.value) and _scale(leaf.value) <= least:
@@ -263,7 +262,6 @@ def _has_block_gradient(checkpointed: frozenset[str], largest: Mapping[str, floa
 
 
 def _weightless(compared: Sequence[StepParity]) -> Weightless:
-    """Return from which step on equal gradients prove nothing."""
     broken = ((step, each.not_finite) for step, each in enumerate(compared) if each.not_finite is not None)
     first, name = next(broken, (None, None))
     return Weightless(

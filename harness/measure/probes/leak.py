@@ -119,7 +119,6 @@ def _is_made(life: Life) -> bool:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Collect garbage before the scope and not inside it."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -106,11 +106,7 @@ class MicroBatched:
         forward_and_backward(self, batch, watcher)
 
     def update(self) -> None:
-        """Take one optimizer step.
-
-        Raises:
-            PassError: the optimizer raised.
-        """
+        """Take one optimizer step. Raises PassError: the optimizer raised."""
         with told("update", is_variant=self.is_variant):
             self.inner.update()
 

@@ -174,7 +174,6 @@ class Probing:
         return tried(lambda: self._of_a_step(changed_since, is_variant=False)).value or ()
 
     def _of_a_step(self, question: Callable[..., T], *, is_variant: bool) -> T:
-        """Return what a step with all its micro-batches in flight answers."""
         return question(
             self.source.trainee(is_variant=is_variant).interrupted(_nothing),
             self._step(self.source.batches),
@@ -399,13 +398,11 @@ class Probing:
         return next(self._taken(cut), given)
 
     def _taken(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield those batches that the plain model and its loss take."""
         for each in batches:
             if not tried(partial(self._forward, each), catching=(PassError, ConfigError)).has_raised:
                 yield each
 
     def _forward(self, batch: Batch) -> None:
-        """Run the plain model's forward."""
         trainee = self.source.trainee(is_variant=False)
         with self._seeded():
             trainee.forward(self._step((batch,)))

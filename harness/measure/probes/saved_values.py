@@ -94,7 +94,6 @@ class _Watch:
 
 
 def _seen(tensor: Tensor) -> Any:
-    """Return what tells whether two tensors hold the same."""
     if type(tensor) not in (Tensor, torch.nn.Parameter) or not _is_strided(tensor) or tensor.is_meta:
         return None  # of other classes only their own operators know
     return tuple(tensor.shape), tensor.dtype, checksum(tensor)

@@ -144,7 +144,6 @@ def _of_setting(entries: Sequence[Entry], found: ParetoFront, place: str) -> Ite
 
 
 def _untimed(entries: Sequence[Entry], saving: Sequence[TradeOff], place: str) -> Iterator[Statement]:
-    """Yield what needs less memory than all that was timed."""
     untimed = [entry for entry in entries if entry.record.time is None and not entry.is_as_on_gpu]
     measured = list(filter(is_offer, untimed))
     smallest = min(measured, key=_peak_bytes, default=None)

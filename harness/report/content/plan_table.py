@@ -212,7 +212,6 @@ def _beats(one: PlannedPoint, other: PlannedPoint) -> bool:
 
 
 def _groups(rows: Sequence[PlannedPoint]) -> dict[str, list[int]]:
-    """Return the numbers of the rows that differ in strategies alone."""
     return grouped(
         (
             repr((row.outlook.hardware, {key: row.asked[key] for key in row.asked if key not in STRATEGIES})),

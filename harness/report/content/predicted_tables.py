@@ -127,7 +127,6 @@ def _pair(entry: Entry, pair: tuple[Quantity, Quantity]) -> Line:
 
 
 def _exact_error(record: Record) -> float:
-    """Return the largest relative error of what is predicted exactly."""
     pairs = ((one.of(record), other.of(record)) for one, other in quantities.PREDICTED.values())
     known = [(one, other) for one, other in pairs if one is not None and other is not None]
     traffic = [(one, other) for mine, its in _traffic(record) for _, one, other in _differing(mine, its)]

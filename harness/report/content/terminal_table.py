@@ -38,11 +38,7 @@ _UNREMARKABLE = {"status": "ok"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sheet:
-    """A table as words, ready for any renderer.
-
-    Fields:
-        rows: as many cells as columns.
-    """
+    """A table as words, ready for any renderer. `rows`: as many cells as columns."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -50,11 +46,7 @@ class Sheet:
 
 
 def sheet(entries: Sequence[Entry], root: Path | None = None) -> Sheet:
-    """Return the table of trials, in their order.
-
-    Args:
-        root: the sweep's folder; notes then give paths.
-    """
+    """Return the table of trials, in their order. `root`: the sweep's folder; notes then give paths."""
     found = [result_cells(entry) for entry in entries]
     twin = twin_cells(entries)
     found += [] if twin is None else [twin]

@@ -49,7 +49,6 @@ def _overrides(experiment: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _is_usual(name: str, value: Any, experiment: Mapping[str, Any], defaults: Mapping[str, Any]) -> bool:
-    """Return whether an option that belongs to no group has its default."""
     usual = _usual_dtype(experiment) if name == "dtype" else defaults.get(name)
     return name in defaults and usual == value
 

@@ -87,11 +87,7 @@ def plain(line: Sequence[LinePart]) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Statement:
-    """A sentence that follows from records.
-
-    Fields:
-        is_setting: it says what was trained, and finds nothing.
-    """
+    """A sentence that follows from records. `is_setting`: it says what was trained, and finds nothing."""
 
     line: Line
     trial_ids: tuple[str, ...]

@@ -85,7 +85,6 @@ def _flatten_group(group: str, options: Mapping[str, Any]) -> Iterator[tuple[str
 
 
 def _flatten_scalars(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Scalar]]:
-    """Yield numbers and words below a mapping by their path."""
     for key, value in values.items():
         path = f"{prefix}{key}".replace(".", "_")
         if key in _TABLES or isinstance(value, list):

@@ -18,11 +18,7 @@ _BELIEVED = ("neutral", "unverified")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TradeOff:
-    """A trial in the plane.
-
-    Fields:
-        ratio: step time over the baseline's.
-    """
+    """A trial in the plane. `ratio`: step time over the baseline's."""
 
     entry: Entry
     peak_bytes: int

@@ -46,11 +46,7 @@ class Quantity:
 
 
 def some(value: T | None) -> T:
-    """Return `value`.
-
-    Raises:
-        LookupError: the record has nothing there.
-    """
+    """Return `value`. Raises LookupError: the record has nothing there."""
     if value is None:
         raise LookupError
     return value

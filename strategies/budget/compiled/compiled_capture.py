@@ -123,11 +123,7 @@ class Lifted:
         self._call, self._step, self._fqn = call, step, fqn
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it.
-
-        Raises:
-            StrategyError: the block is not one graph, or not one that a plan is made for.
-        """
+        """Call it. Raises StrategyError: the block is not one graph, or not one that a plan is made for."""
         try:
             with self._step.unwrapped():
                 return self._call(*args, **kwargs)

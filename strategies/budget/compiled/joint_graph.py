@@ -167,7 +167,6 @@ class JointGraph:
         return any(user.op == "output" for user in node.users)
 
     def _is_saved(self, node: Node) -> bool:
-        """Say whether forward makes a storage that it can save."""
         is_made_in_forward = node in self._forward and self._homes[node] is node and node.op != "get_attr"
         return is_made_in_forward and not self._is_tuple(node)
 

@@ -104,7 +104,6 @@ class _Run:
         return tuple(order)
 
     def _stays(self, number: int) -> bool:
-        """Say whether a step adds bytes that nobody frees."""
         return self._added(number) > 0 and not self._outliving.isdisjoint(self._steps[number].makes)
 
     def _added(self, number: int) -> int:

@@ -119,11 +119,7 @@ def _not_moved(block: BlockPlan) -> list[str]:
 
 
 def _forward_of(block: BlockPlan, forwards: Forwards) -> BlockForward:
-    """Return the forward of a block.
-
-    Raises:
-        StrategyError: it is not the planned one.
-    """
+    """Return the forward of a block. Raises StrategyError: it is not the planned one."""
     forward = forwards.get(block.fqn, BlockForward())
     names = dict(enumerate(forward.operators))
     values = (*_held(block), *block.recompute)

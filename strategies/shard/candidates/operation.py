@@ -236,11 +236,7 @@ def operand(
 
 
 def broadcast(where: str, *shapes: Shape) -> Shape:
-    """Return the shape to which `shapes` broadcast.
-
-    Raises:
-        StrategyError: they do not.
-    """
+    """Return the shape to which `shapes` broadcast. Raises StrategyError: they do not."""
     try:
         return tuple(torch.broadcast_shapes(*shapes))
     except RuntimeError:

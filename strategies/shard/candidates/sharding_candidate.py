@@ -110,9 +110,5 @@ class ShardingCandidate:
         return self.outputs[0]
 
     def operand(self, name: str) -> PlacedOperand:
-        """Return the operand of that role.
-
-        Raises:
-            KeyError: the operator has no such operand.
-        """
+        """Return the operand of that role. Raises KeyError: the operator has no such operand."""
         return {operand.name: operand for operand in self.operands}[name]

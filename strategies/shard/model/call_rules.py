@@ -168,7 +168,6 @@ def _unsqueezed(call: FunctionCall, shape: Shape) -> Mapping[int, int]:
 
 
 def _others(call: FunctionCall, shape: Shape) -> Mapping[int, int]:
-    """Return all dimensions but the one along which the function works."""
     along = call.arguments.get("dim", 0)
     return {} if along is None else {dim: dim for dim in range(len(shape)) if dim != along % len(shape)}
 
@@ -217,7 +216,6 @@ def _viewed(call: FunctionCall, shape: Shape) -> Mapping[int, int]:
 
 
 def _shaped_as(call: FunctionCall, dim: int) -> TensorStates | None:
-    """Rule of a view with the shape of another tensor."""
     first, *others = call.values
     found = {target: source for source, target in _viewed(call, call.values[first].shape).items()}
     if dim not in found:

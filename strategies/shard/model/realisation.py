@@ -281,5 +281,4 @@ def _run_both(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Run one wrapper of a forward inside another."""
     return outer(module, partial(inner, module, body), *args, **kwargs)

@@ -45,11 +45,7 @@ def joined(arguments: Sequence[str]) -> list[str]:
 
 
 def sizes(text: str) -> Shape:
-    """Return `4,4,16` as a tuple.
-
-    Raises:
-        ArgumentTypeError: it is no list of integers.
-    """
+    """Return `4,4,16` as a tuple. Raises ArgumentTypeError: it is no list of integers."""
     try:
         return tuple(int(size) for size in text.split(","))
     except ValueError:
