@@ -41,7 +41,6 @@ def variants(package: ModuleType, kind: type[Variant]) -> dict[str, type[Variant
 
     Args:
         package: whose modules are looked at; `base` and packages inside it are not.
-        kind: what the variants derive from.
 
     Raises:
         TypeError: a module defines more than one variant.

@@ -96,7 +96,6 @@ class State(NamedTuple):
     hold the state that was given, and no second normal number waits with it.
 
     Fields:
-        value: the state, as the generator gives it.
         memory: the generator's memory then; `None` where that does not tell.
     """
 

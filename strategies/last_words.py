@@ -16,7 +16,6 @@ class LastWords:
     """The text that is kept of an exception; any file takes it.
 
     Fields:
-        kind: name of its class.
         message: its text, at most 4000 characters of it.
         traceback: the end of its traceback, at most 100 000 characters.
     """

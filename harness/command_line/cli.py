@@ -90,7 +90,6 @@ class _Command:
         act: what is done with points: they run, are listed, or are predicted.
         is_json: whether predictions are printed as JSON.
         is_traced: whether predicted steps are kept with their records.
-        is_composed: whether Hydra has composed the configuration.
         single: configuration of the one trial; `None` for a sweep.
         hydra: Hydra's own part of that configuration.
         result: outcome of the trials; `None` where nothing had to run.
@@ -190,7 +189,6 @@ def point(
     """Return the point that `config` describes; a refusal is kept in it, because other points can run.
 
     Args:
-        config: as Hydra composed it.
         launcher: launcher of the command; it refuses a mesh that it cannot run. `None`: nothing runs, so any
             mesh will do, and `ac=budget` without a number asks for what is usable of the hardware.
         preflight: checks of the command, which look at the model.

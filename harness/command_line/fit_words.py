@@ -68,7 +68,6 @@ class Asked:
 
     Fields:
         subject: the step and the device.
-        out: folder of the files.
         is_json: whether the answer is printed as JSON.
         is_proven: whether a small step of the answer runs.
     """
@@ -245,7 +244,6 @@ def _lifted(values: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _fields(config: DictConfig, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values of fields of a model that ships. Raises ConfigError: it has no such field."""
     known = {each.name for each in dataclasses.fields(families()[config.model.family])}
     for name in values:
         if name not in known:

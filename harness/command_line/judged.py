@@ -27,7 +27,6 @@ def plans_at_peaks(
 
     Args:
         points: configurations with their trial_ids, and what messages call them.
-        records: the records that there are, by trial_id.
         budget: options of `ac=budget` as the configuration has them.
         tell: hears why a point has no plan next to it.
     """

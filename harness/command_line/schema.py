@@ -70,7 +70,6 @@ class Settings:
     """The options of the command itself.
 
     Fields:
-        tracker: told of the records.
         show: what to print of the strategies instead of running anything; `None` runs.
         solve: field whose value `acbench-plan` looks for; `None` takes every point as it is.
         search: how many points of a sweep `acbench-plan` chooses and predicts; `None` predicts all.

@@ -22,7 +22,6 @@ class Proof:
     """The kind of proof that an option has.
 
     Fields:
-        batch_size: samples of the step.
         level: `bitwise`, or `tolerance` where the strategy declares one.
         words: what was trained, as a sentence says it.
     """
@@ -44,10 +43,7 @@ class Option:
     Fields:
         variant: short name, of which the file is `apply_<variant>.py`.
         title: what it does, for people.
-        experiment: the step under it.
         overrides: words of `acbench` that choose it.
-        peak_bytes: what a step needs.
-        extra_flops: FLOPs that run again.
         step_time_s: predicted seconds of a step.
         slowdown: step time divided by the plain step's, 1.0 for that.
         fits: whether the device has so many bytes, with the margin.

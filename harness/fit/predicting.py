@@ -44,7 +44,6 @@ class Predictions:
         folder: where files are put that are traced.
         tell: is told what is traced next.
         options: those that are predicted, in order.
-        notes: sentences on what has no prediction.
     """
 
     subject: Subject

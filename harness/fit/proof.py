@@ -88,7 +88,6 @@ def prove(small: Small | None, option: Option) -> Proven:
 
     Args:
         small: what is trained; `None` where the model has no small size.
-        option: what it is trained under.
     """
     if option.experiment.mesh.world_size > 1:
         return Proven(verdict="unverified", note="nothing was proven: the step is one of several ranks")

@@ -83,7 +83,6 @@ class Blocks:
     Fields:
         classes: class name of each block by its FQN, in order.
         fqn: their container; empty where there is none.
-        found: whether they were looked for.
         saved_bytes: what the plain model's forward saves.
         covered_bytes: the part that modules inside of the blocks save.
         outside: bytes by FQN that others save, the most first; `""` is the model itself.

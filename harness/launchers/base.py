@@ -27,7 +27,6 @@ class Sweep:
 
     Fields:
         rerun: whether finished trials run again.
-        progress: receiver of progress reports.
         interrupts: the user's requests to stop.
         agent: agent for trials that run in this process.
     """
@@ -45,7 +44,6 @@ class InFlight:
     """A trial that was handed to a launcher and has no record yet.
 
     Fields:
-        submission: submission for which it is claimed.
         job: id of the scheduler's job.
     """
 

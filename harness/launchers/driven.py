@@ -37,7 +37,6 @@ class Driven(ABC):
         """Run trials and yield their records; stop early when the sweep is interrupted.
 
         Args:
-            sweep: store, progress and interrupts.
             submission: the driver's own, for which the trials are claimed.
         """
 

@@ -205,8 +205,6 @@ class _Lane:
     """Node 0's part of a lane.
 
     Fields:
-        spec: what the lane was told.
-        halts: signals of the scheduler.
         direction: runs the ranks of a trial to their end.
         call: calls a function where torch is imported.
     """

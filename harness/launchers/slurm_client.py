@@ -153,9 +153,6 @@ def find(name: str) -> list[str]:
 def cancel(jobs: Collection[str], *, pending_only: bool = False) -> None:
     """End `jobs`; those that have ended or are unknown are no error.
 
-    Args:
-        pending_only: leave those that run.
-
     Raises:
         SlurmUnreachableError: the controller did not answer.
     """

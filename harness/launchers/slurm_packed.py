@@ -208,8 +208,6 @@ class _Allocation:
 
     Fields:
         hosts: their names; empty before the job runs.
-        nodes: how many.
-        gpus, cores: number on each of them.
     """
 
     hosts: tuple[str, ...]

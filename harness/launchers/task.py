@@ -40,7 +40,6 @@ class Task:
         trial_id, resolved, yaml, experiment, hardware: those fields of its point.
         environment_id: id of the environment in which it is to run, as the driver knows it.
         place: what stands for parts of that environment in its address, see `Launcher.place`.
-        label: what progress calls it.
     """
 
     trial_id: str

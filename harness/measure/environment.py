@@ -86,7 +86,6 @@ def describe(device: torch.device | str, files: Iterable[Path] = ()) -> dict[str
     """Return the environment of measurements on `device`, as JSON values.
 
     Args:
-        device: where ranks compute.
         files: the user's own, which measurements depend on (key `files`: path to fingerprint).
 
     Keys: python, torch, cuda (version torch was built with), backend and world_size of the process group,

@@ -145,7 +145,6 @@ def allocator_truth(trainee: Trainee, batch: Any, live: LiveTotals) -> Allocator
     """Run one training step under the allocator's eyes alone; `None` on a device without allocator.
 
     Args:
-        trainee, batch: those of the instrumented step.
         live: `StepReport.live` of the instrumented step, to which the allocator is compared.
     """
     device = compute_device(trainee, batch)

@@ -88,7 +88,6 @@ def forward_and_backward(trainee: Trainee, batch: Any, watcher: Watcher, *, micr
     """Run forward and backward of one micro-batch; like a careful training loop, drop the outputs in between.
 
     Args:
-        watcher: told of both.
         microbatches: how many the step has. Each has as many samples as the others, so that the mean loss of
             the whole batch is the mean of theirs.
     """

@@ -106,7 +106,6 @@ def planned_on_fake_rank(experiment: Experiment, device: str, file: Path) -> Exp
 
     Args:
         device: one of `DEVICES`.
-        file: where the plan is written.
 
     Raises:
         ConfigError, StrategyError, RuntimeError: as of `step_log`; there is no plan.
@@ -121,7 +120,6 @@ def seen_on_fake_rank(experiment: Experiment, device: str, look: Callable[[Runna
     Args:
         experiment: a trial; its recomputation and chunks are left out.
         device: one of `DEVICES`.
-        look: is given the step, of fake tensors.
 
     Raises:
         ConfigError, StrategyError, RuntimeError: as of `step_log`.

@@ -58,7 +58,6 @@ def predict(
     The call must stand in a process without a process group.
 
     Args:
-        experiment: the trial, on any mesh.
         device: type of the device that computes, one of `fake_rank.DEVICES`.
         seconds: gives the record its step time; without it there is none.
         batch_sizes: those of all points that are to be predicted and differ in them alone. Where there are

@@ -47,7 +47,6 @@ class Solved:
     """The answer for one point.
 
     Fields:
-        field: field that was looked for.
         value: its largest or smallest value that fits; `None` where none does.
         is_limit: whether nothing beyond `value` is possible, whatever the memory.
         predictions: number of values that were tried.

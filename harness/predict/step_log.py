@@ -48,7 +48,6 @@ class FakeStep:
     """The measurements that the instrumented step of one experiment would give on rank 0.
 
     Fields:
-        memory, work, observation, trained, pipeline: as a trial measures them.
         assumes: as of `StepLog`; numbers are exact where data is as assumed, and estimates elsewhere.
     """
 

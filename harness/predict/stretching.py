@@ -23,12 +23,7 @@ class UnlikeError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Numbering(Generic[_Item]):
-    """A way to take the number of a block from an item, and to put it back.
-
-    Fields:
-        split: returns an item without its number, and the number.
-        join: returns the item with another number.
-    """
+    """A way to take the number of a block from an item, and to put it back."""
 
     split: Callable[[_Item], Numbered]
     join: Callable[[_Item, int], _Item]

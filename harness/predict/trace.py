@@ -32,9 +32,7 @@ class Times:
     """The expected time of a step.
 
     Fields:
-        step_s: seconds of one step.
         peak_flops_per_s: peak rate of one device in the model's dtype, for MFU and HFU; `None` if unknown.
-        source: where the rate is from.
     """
 
     step_s: float

@@ -19,7 +19,6 @@ def view_of(experiment: Experiment, what: str) -> str:
 
     Args:
         experiment: experiment of one trial; nothing of it runs.
-        what: a view of one of its strategies.
 
     Raises:
         ConfigError: none of them has such a view; the step cannot be followed on fake tensors.

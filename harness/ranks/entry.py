@@ -41,11 +41,7 @@ _TRACEBACK_CHARS = 8000
 
 
 class RankContext:
-    """The rank, as its entry sees it.
-
-    Attributes:
-        trial_dir: the trial's folder.
-    """
+    """The rank, as its entry sees it."""
 
     def __init__(self, start: RankStart) -> None:
         self.rank = start.rank

@@ -39,7 +39,6 @@ class LiveRanks:
     """The ranks of one node.
 
     Args:
-        server: fork server of their processes.
         trial_dir: folder of their reports and logs.
         world_size: number of ranks of the whole trial; reports of higher ranks are left from an earlier one.
 

@@ -67,7 +67,6 @@ class NodeReport:
     """The end of one node's share of a trial.
 
     Fields:
-        node_rank: index of the node in the trial.
         host: name of the node, for people.
         time: time at which the ranks had ended or the halt came, in seconds of `time.time` on this node.
         deaths: deaths of its ranks, in order of time.

@@ -55,7 +55,6 @@ class _Turn:
     """The announcement of a trial.
 
     Fields:
-        host, port: where its ranks meet.
         is_over: there are no more trials; the other fields are empty.
     """
 

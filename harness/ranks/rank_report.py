@@ -25,7 +25,6 @@ class RankReport:
         time: heartbeat: time of writing, in seconds of `time.time`.
         done, total: number of steps done in the phase, and of all; 0 and 0 where it has no steps.
         kind: class of the exception that ended the rank.
-        traceback: the end of its traceback.
     """
 
     rank: int

@@ -35,8 +35,6 @@ class SealedConnection:
     """One end of a connection; either end sends and receives in turn.
 
     Args:
-        secret: secret of both ends.
-        is_host: whether this end has accepted the connection.
         patience_s: time until the first message is there, all of it.
         later_s: time for each part of a later one; `None` is any.
 

@@ -32,13 +32,11 @@ class Bound:
     """The bound of a variant, on the rank with the highest peak.
 
     Fields:
-        peak_bytes: the peak that the variant measured.
         host_peak_bytes: bytes that it had on the host, at most.
         lower_bound_extra_flops: no schedule of the step's operators keeps both with fewer FLOPs run again.
         lower_bound_autograd_flops: none that runs backward in the order of the plain step; `None` where that
             order is not known to be the variant's, as on several ranks.
         points_above: what the variant runs again above the first, in percent of the plain step's FLOPs.
-        points_above_autograd: the same above the second.
     """
 
     peak_bytes: int

@@ -69,7 +69,6 @@ class LivingTensor:
     """Storages of one kind that a step has made and that live at its peak.
 
     Fields:
-        bytes: their size together.
         part: what they are, one of `PEAK_PARTS`.
         op, module: the operator that made them, and the FQN of the module that ran it.
         source: `file:line` of the model's code that did so: the innermost frame outside of torch and acbench.
@@ -175,7 +174,6 @@ class UncountedOperator:
     """An operator of a step that computes more than its bytes tell, without a formula of FLOPs.
 
     Fields:
-        count: number of its calls.
         seconds_share: its part of the step's seconds in [0, 1], by a roofline of bytes: a lower bound.
     """
 
@@ -267,7 +265,6 @@ class Observed:
         named: operators and groups that the configuration names.
         never_fired: those of `named` that no operator has matched.
         offloaded_bytes: bytes moved to host memory.
-        chunks: chunk bodies executed.
         plan: what the strategy decided; `None` where it decides nothing.
         unneeded: why chunks had nothing to do, where that is as it should be.
     """
@@ -287,7 +284,6 @@ class MeasuredTime:
     Fields:
         variant_s, twin_s: seconds; equal indices were taken side by side, and on all ranks together.
         devices: number of devices that a step runs on, >= 1; a prediction has the times of one rank of them.
-        tokens_per_step: over all devices.
         peak_flops_per_s: peak rate of one device; `None` where unknown, with its source otherwise.
         energy_j: joules a step that this rank's device used; `None` where the driver gives none.
     """
@@ -369,7 +365,6 @@ class Routing:
     """A router of experts that ranks share, over all steps of a trial.
 
     Fields:
-        tokens: tokens of a forward on one rank.
         margin: the least distance of a token's worst chosen score to its best other one; rounding of that
             size changes the experts of a token. `None` where a token visits all experts, or scores alone do
             not decide, as with groups of experts or a bias.

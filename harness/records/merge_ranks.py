@@ -153,7 +153,6 @@ class Time:
     """The speed of a trial.
 
     Fields:
-        step_time_s: step time of the variant.
         ratio_to_baseline: variant / twin; `None` without a twin.
         tokens_per_s: a device, at the median step time.
         job_tokens_per_s: all devices together; `None` in records of earlier versions, and without tokens.
@@ -182,7 +181,6 @@ def merge_memory(
 
     Args:
         is_plain: the trial is its own baseline, so that its numbers are the baseline's where no twin ran.
-        predicted_peak_bytes: what was predicted before the trial ran.
     """
     memories = [rank.memory for rank in ranks]
     highest = max(memories, key=lambda memory: memory.peak_bytes)

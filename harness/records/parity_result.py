@@ -144,7 +144,6 @@ class Compared:
 
     Fields:
         variant, baseline: strategies of the two, `ac=full chunk=none shard=megatron`.
-        dtype, optimizer: dtype and optimizer of both.
         relative: largest accepted |actual - expected| / max|expected| of one tensor; `None` where all bits
             must be equal.
         parameters: the same of parameters, where it is another.
@@ -222,7 +221,6 @@ class Parity:
     Fields:
         level: `bitwise`, or `tolerance` when a strategy between the variant and the end of the chain declares
             one.
-        steps: optimizer steps compared.
         first: the first difference in time; `None` where all parts are equal.
         absent: parts that are not compared, because one of the two never has them as wholes.
         uncompared: what modules hold and nothing can be read of, so that `state` lacks it: paths,

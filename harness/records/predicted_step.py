@@ -20,7 +20,6 @@ class PredictedStep(StepFlops, StepBytes):
         collectives: number of collectives, by phase and name.
         collective_bytes: their payload, by phase and name.
         hardware: name of the hardware that a time was predicted for; `None` where none was named.
-        step_time_s: seconds of a step on it.
         assumes: what is assumed of the step, each in words that complete `assuming that`. Numbers are exact
             where nothing is, and estimates otherwise.
     """

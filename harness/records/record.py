@@ -153,8 +153,6 @@ def build(
         rank_results: what the ranks wrote, in any order; all of them when the status is `ok`,
             and of a `timeout` what they had measured by then.
         environment: as the driver sees it; rank 0's own description wins where there is one.
-        predicted: what was predicted before the trial ran.
-        note: remark for readers.
 
     Raises:
         ValueError: a rank result has not the agreed form; the message names rank and path.
@@ -246,7 +244,6 @@ def predicted_oom(
     """Return the record of a point that was left unrun because it is predicted not to fit.
 
     Args:
-        message: what it needs, and what there is.
         at: ISO 8601 time of the decision.
         environment: as the driver sees it.
     """

@@ -29,7 +29,6 @@ class Quantiles:
 
     Fields:
         median, p10, p90: seconds; between two samples, the linear interpolation.
-        count: number of samples.
     """
 
     median: float
@@ -43,7 +42,6 @@ class Ratio:
     """The variant's step time divided by the twin's.
 
     Fields:
-        median: median of the ratios of pairs.
         low, high: bounds of the 95 % bootstrap interval of that median. With fewer than
             `MIN_PAIRS` pairs they always enclose 1: so few cannot carry a ranking.
     """

@@ -63,7 +63,6 @@ class TracedOperator(NamedTuple):
         name: name and overload, `aten.mm.default`.
         node: name of the autograd node that ran it; empty outside of backward.
         is_recomputed: a forward operator of the backward pass.
-        flops: multiplications and additions.
     """
 
     name: str

@@ -21,7 +21,6 @@ def outline(points: Sequence[Point], store: Store, is_done: Callable[[Experiment
     A point is `to run`, `done`, `elsewhere` (another command or the scheduler has it) or `refused`, with why.
 
     Args:
-        points: all points, duplicates included.
         store: store of the sweep, which need not exist.
         is_done: whether an experiment has a finished record and need not run.
     """

@@ -29,7 +29,6 @@ class Run:
 
     Fields:
         name: the sweep; its folder below `outputs_dir`.
-        outputs_dir: root of all results.
         rerun: also run points that have a finished record.
         strict: also exit with 1 for a verdict other than `neutral`, a status other than `ok`, or a point that
             has no record yet.
@@ -81,8 +80,6 @@ def run_sweep(
     trials end, the second raises `KeyboardInterrupt`; trials without a record run again next time.
 
     Args:
-        points: all points, duplicates included.
-        run: options of the command.
         tracker: tracker to which the records are published at the end.
         launcher: runs the trials; `None`: on this machine, one after the other.
         agent: agent for trials of this process, closed after them; `None`: a new one.

@@ -25,7 +25,6 @@ class SweepPlan:
     """The fate of every point of a sweep.
 
     Fields:
-        total: points that were asked for.
         refused: distinct points that may not run, with their labels.
         to_run: trials to hand over.
         in_flight: trials that an earlier command started and that have not ended.
@@ -69,7 +68,6 @@ def finished_before(store: Store, launcher: Launcher, *, rerun: bool) -> Callabl
     """Return a function that says whether an experiment has a finished record and need not run.
 
     Args:
-        launcher: launcher that would run it.
         rerun: whether finished trials run again; then nothing counts as finished.
     """
     address = _addresses(launcher)

@@ -74,7 +74,6 @@ def without_predicted_oom(
     """Return `points`, those that do not fit refused; one that cannot be predicted is left to run.
 
     Args:
-        points: all points of a sweep.
         hardware: what they must fit.
         is_done: whether an experiment has a finished record.
 

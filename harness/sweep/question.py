@@ -19,7 +19,6 @@ class Question:
     """A question about one point.
 
     Fields:
-        label: what progress calls it.
         hardware: where it would run; `None` asks for bytes and FLOPs alone.
         field: field to solve for; `None` predicts the point as it is.
         kept_in: folder of the sweep in which the steps are kept; `None` keeps none.
@@ -38,8 +37,6 @@ class Answer:
 
     Fields:
         record: its record; that of the solved point where a field was asked for. `None` where it is refused.
-        solved: value of that field.
-        refusal: why there is no prediction.
         bound_by: what its step waits for longest on the hardware: `compute`, `memory`, `network` or `host`.
     """
 

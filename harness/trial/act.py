@@ -14,7 +14,6 @@ class Act:
     """The acts of one instrumented step that strategies promise.
 
     Fields:
-        memory: its bytes.
         work: the work, with all that the model recomputes.
         observation: what the strategies themselves counted.
     """

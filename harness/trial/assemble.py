@@ -57,7 +57,6 @@ class Assembled:
         context: makes that in which forward, loss and backward run.
         drops_gradients: whether `zero_grad` sets gradients to `None` instead of zero.
         trained: what the record says of the model before any strategy.
-        is_variant: whether a strategy is on it.
         compiled: what the compiler made of the model; `None` where nothing is compiled.
         between: makes the scope of all micro-batches of a step but the last.
         pipeline: runs the stages of this rank, which `model` holds; `None` where the model is whole.
@@ -254,7 +253,6 @@ class _Made:
     """A model, or a stage of one, with everything on it.
 
     Fields:
-        ac: the variant that is on it.
         site: a region around the call of the model, where there is one.
         blocks, checkpointed, has_loss: as of `Assembled`.
     """
@@ -283,7 +281,6 @@ def _made(
         plain: the model or stage, with its own blocks.
         sample: a micro-batch as it takes it.
         devices: the device mesh; `None` for one rank.
-        chunks: returns the chunk variant for a step.
     """
     model, units, ac, inputs = plain.model, plain.units, experiment.ac, sample.inputs
     # a variant may name its blocks by class; reports then name these

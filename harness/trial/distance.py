@@ -31,7 +31,6 @@ def measured_bound(
 
     Args:
         memory, work: what was measured of it, with all that runs again.
-        plain: the twin's step.
         is_ordered: whether the variant runs backward in the twin's order, as on one rank.
     """
     again = max(0, work.recomputed_flops - plain.work.recomputed_flops)

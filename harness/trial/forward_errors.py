@@ -23,7 +23,6 @@ def explained(error: RuntimeError, model: nn.Module, batch: Batch) -> ConfigErro
 
     Args:
         error: what forward raised.
-        batch: what it was called with.
     """
     words = last_words(error).message
     if words.startswith(_UNREDUCED):

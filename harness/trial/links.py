@@ -36,7 +36,6 @@ class Link:
     """Two experiments that must compute the same.
 
     Fields:
-        steps: optimizer steps to compare.
         tolerance: `None` where all bits must be equal.
         whole: compare gradients and parameters as wholes, which the two place differently.
         is_dense: each rank of `tp`, `cp`, `ep` and `pp` computes the whole baseline, on whole sequences,

@@ -118,7 +118,6 @@ class Pipeline:
         """Accumulate the gradients of all micro-batches.
 
         Args:
-            loss: function of outputs and a micro-batch.
             watcher: told of what this rank does.
             around: makes the context in which stages and the loss run.
 

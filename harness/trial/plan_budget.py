@@ -66,7 +66,6 @@ def with_plan(
     Args:
         assemble: makes a fresh model.
         batch: returns this rank's share of a step's batch.
-        file: a file that all ranks share.
         warmed: lets a model take the steps that nobody watches.
         most: function of `RunnableStep`; `None` asks the ranks of a pipeline.
 

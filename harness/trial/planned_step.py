@@ -24,7 +24,6 @@ def planned_step(
     Args:
         experiment: has the regions of AC and the mesh.
         plain: the model, with its loss and precision.
-        sample: a batch of one rank.
         device: on which the trial runs.
     """
     may_join_loss = experiment.model.loss_reads_targets_only()

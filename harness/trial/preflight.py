@@ -35,7 +35,6 @@ def built_refusal(check: str, deadline_s: float, model: ModelSpec, *others: Any)
     Args:
         deadline_s: seconds that the user's factory may take.
         model: first argument of the check.
-        others: further arguments.
     """
     own = _CHECKS.get(check)
     found = own or getattr(importlib.import_module("harness.trial.without_memory"), check)
@@ -210,7 +209,6 @@ def _check_inputs(
     """Refuse what says how data is read that the model does not read, and batches that cannot be cut.
 
     Args:
-        model, data, sequence_length, batch_size: fields of the experiment.
         parts: data-parallel ranks, and micro-batches of each.
     """
     dp, microbatches = parts

@@ -36,7 +36,6 @@ class Prover:
     Fields:
         assembled: makes a fresh model of an experiment, with the weights of every other one of its seed.
         batch: a step's batch on this rank.
-        rank: recorded with differences.
         dp_rank: index of the rank's batch among all data-parallel ones.
         is_sequential: the baseline's steps wait in host memory, because two models do not fit.
         progress: told the number of steps done, and of all.

@@ -80,7 +80,6 @@ class Cut:
     """The way in which a model is cut into stages.
 
     Fields:
-        flow: what its forward does.
         stages: names of the blocks of each stage.
         where: option that a refusal names.
     """
@@ -97,7 +96,6 @@ class Cut:
 
         Args:
             plain: the whole model, before tensors of it are sharded; it stays as it is.
-            mesh: says how many stages there are.
 
         Raises:
             StrategyError: there are fewer blocks than stages, or the model cannot be cut between them.

@@ -36,9 +36,7 @@ def warm_up(
     """Train by the steps that nobody watches, so that the next one is like all that follow.
 
     Args:
-        trainee: a fresh model.
         batch: returns a rank's share of a step's batch.
-        steps: how many.
         is_compared: the outputs are to be compared later.
     """
     for step in range(steps):

@@ -42,7 +42,6 @@ def compose_all(
 
     Args:
         master: the configuration of the sweep, with its node `hydra`.
-        points: the overrides of each point.
 
     Raises:
         HydraException, ValueError: what `load_sweep_config` raises about the first wrong point.

@@ -205,7 +205,6 @@ class Recomputing(ActivationCheckpointing):
         return file_text.recomputing_file(chosen, **header)
 
     def _refuse_without_words(self) -> None:
-        """Refuse options that a written file has no words for. Raises StrategyError: naming the first."""
         for option, usual in _WRITTEN.items():
             value = getattr(self, option)
             if value != usual:

@@ -191,7 +191,6 @@ class Budget(ActivationCheckpointing):
         return export_of(plan, forwards)
 
     def _require_words(self, name: str, plan: Plan) -> None:
-        """Refuse a plan that others have no words for. Raises StrategyError: naming what of it."""
         if self.needs_compiler:
             problem = f"compiled numbers the operators of graphs, which {name} has no words for"
             raise StrategyError("ac.executor", f"{problem}; use show=plan or ac.executor=eager")
@@ -369,7 +368,6 @@ class Budget(ActivationCheckpointing):
         return blocks.ModelModules.of(model, self.blocks_of(model))
 
     def _required(self) -> Plan:
-        """Return the plan that is given. Raises StrategyError: none is."""
         if self.plan_file is None:
             problem = "is needed for ac.executor=compiled, whose plans are those of a step"
             remedy = "write one by Budget.write_plan, as trials do, or use ac.executor=eager"

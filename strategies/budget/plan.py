@@ -162,9 +162,7 @@ class Plan:
         budget_bytes: most bytes of a step's peak.
         spare_bytes: bytes below it that are left for what a compiler adds to the operators, as was measured.
         host_budget_bytes: most bytes that wait on the host.
-        predicted_peak_bytes: peak of the step with the plan.
         offloaded_bytes: bytes that wait on the host when backward begins, their highest total.
-        plain_peak_bytes: peak of the step without.
         minimum_feasible_bytes: smallest peak that the planner reaches.
         proven_minimum_bytes: no schedule of these operators has a smaller peak.
         step_flops: FLOPs of the step without recomputation and chunks.

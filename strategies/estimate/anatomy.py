@@ -66,8 +66,6 @@ class HoldingKind:
     All read and write by the methods of the type itself: a subclass may mean something else by them.
 
     Fields:
-        form: what such a value is.
-        types: the types, with their subclasses.
         read: returns a copy of the content, in which the parts are the same objects.
         write: makes the value hold what `read` returned; `None` for what nobody can change.
     """

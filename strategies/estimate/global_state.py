@@ -28,7 +28,6 @@ class _Setting:
     """One piece of state.
 
     Fields:
-        name: as people know it.
         read: returns it, so that two of them are equal where nothing has changed.
         write: puts back what `read` has returned.
     """

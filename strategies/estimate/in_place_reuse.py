@@ -37,7 +37,6 @@ def overwrites(
     """Return the nodes that may overwrite an input, whatever the order in which nodes run.
 
     Args:
-        graph: graph recorded without gradients.
         storages: storages of each node's value.
         made: storages that each node allocates, with their bytes.
     """

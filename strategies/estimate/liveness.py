@@ -113,7 +113,6 @@ class Storages:
     Fields:
         made: storages that each node allocates, with their bytes.
         standing: storages of inputs, parameters and results of inner scopes that no operator has allocated.
-        steps: effect of each node on storages.
         overwrites: nodes that may overwrite an input.
         has_gradients: true where forward was recorded with gradients on.
     """

@@ -48,7 +48,6 @@ class OperatorCost:
 
     Fields:
         flops: multiplications and additions in products, convolutions, attention and recurrent layers.
-        moved_bytes: bytes read and written.
         rows: smallest outer size of a matrix product; 0 for other operators.
         is_free: true for a view, which moves nothing.
     """

@@ -89,7 +89,6 @@ class Target:
 
     Fields:
         fqn: the first of its plain FQNs.
-        module: the module, as it is wrapped.
         is_scope: labels lie inside, so that its forward is followed too.
         paths: paths of its labels; several for a module used under several names.
     """

@@ -49,7 +49,6 @@ class Nest:
     Fields:
         kept: regions that are not recomputed.
         offload: what of a region waits in host memory, by the region's path.
-        ledger: ledger of the host copies.
         rewinds: what was learned of the state of modules.
     """
 

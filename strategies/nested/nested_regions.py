@@ -26,7 +26,6 @@ class NestedRegion:
     """The nodes `[start, stop)`, as one region.
 
     Fields:
-        path: the region's own.
         start, stop: positions of its first node and behind its last; never empty.
         regions: the regions inside it, in order.
     """

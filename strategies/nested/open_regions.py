@@ -33,7 +33,6 @@ class _Open:
     """A region that has begun.
 
     Fields:
-        region: what is held of it.
         start: number of calls on the tape when it began.
     """
 
@@ -46,9 +45,7 @@ class OpenRegions:
     """The regions that one forward has open.
 
     Args:
-        nest: what is to be done.
         outer: regions around the forward, which are being recomputed.
-        label: path where the forward stands.
         closed: takes the outermost region that has ended, and its tape.
 
     Attributes:

@@ -31,7 +31,6 @@ class Region:
     """A region of which a tape is held.
 
     Fields:
-        regions: it and the regions around it.
         early_stop: end a recomputation when the last needed tensor is there.
         generators: states of random number generators when it began; empty if they are not to be put back.
         inputs: what its calls read from outside, as functions; `None` once it has run again.

@@ -25,7 +25,6 @@ class Modes:
     """Modes of torch.
 
     Fields:
-        grad: autograd follows.
         autocast: whether and to what dtype it casts, by device type.
         caches: autocast keeps what it has cast.
         kernels: kernels of attention that may be chosen.

@@ -58,12 +58,10 @@ class Call:
         name: FQN of the module, or the name of the function.
         leaves: leaves of the arguments; tensors are slots.
         modes: modes of torch around it.
-        is_module: a module is called, with its hooks.
         rewound: the state that a module finds.
         generators: states of random number generators, where somebody has set them since the call before.
         follow: what follows the forward of a module that holds labels, when the call runs again.
         regions: the recomputed regions around it.
-        made: slots of the tensors that it returned.
         tickets: for each tensor that autograd saved in it, as long as autograd keeps them.
         module: module whose parameters stay what they are; `None` for a function, or under FSDP.
         differentiates: a backward runs inside of it.

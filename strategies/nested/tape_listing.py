@@ -49,7 +49,6 @@ class Listing:
         inputs: names and slots of the tensors among the inputs.
         outputs: slots of the tensors among the outputs.
         parameters: parameters that forward reads itself, by FQN.
-        values: what each slot stood for.
     """
 
     calls: Sequence[tuple[str, Path | None]]
@@ -79,7 +78,6 @@ def follow(settings: Nest, model: nn.Module, sample: tuple[Any, ...]) -> Listing
     """Return what `model` would do with its regions, which costs neither memory nor effects on it.
 
     Args:
-        settings: what is to be done.
         model: plain; it may have memory or not.
         sample: positional inputs.
 

@@ -45,10 +45,8 @@ class TapeWriter(Listener):
     """Follows one forward.
 
     Args:
-        nest: what is to be done.
         model: the plain model, for messages.
         outer: regions around the forward, which are being recomputed.
-        label: path where the forward stands.
         floor: path of calls without a label.
         counts: calls before, by FQN.
 
@@ -367,7 +365,6 @@ class _Session(TapeWriter):
 
 @contextmanager
 def _refusing_transforms() -> Iterator[None]:
-    """Refuse what torch refuses where tensors are packed. Raises StrategyError: naming the line."""
     try:
         yield
     except RuntimeError as error:

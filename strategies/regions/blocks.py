@@ -102,7 +102,6 @@ class ModelModules:
         """Return those of `model`; modules with a `forward` set on the instance can have no region.
 
         Args:
-            model: the model, with its wrappers.
             blocks: its blocks by plain FQN.
         """
         named = dict(plain_named_modules(model))  # of equal names the last: what is below wrappers
@@ -183,7 +182,6 @@ def sharded_fsdp1_unit(model: nn.Module, fqn: str, block: nn.Module) -> str | No
     """Return the FQN of the FSDP1 unit that shards `block` from outside; `None` where none does.
 
     Args:
-        model: the model, with its wrappers.
         fqn: plain FQN of `block`.
         block: a module of `model`; a block that is itself a unit is sharded by nobody else.
     """

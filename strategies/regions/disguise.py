@@ -31,12 +31,7 @@ def disguise(module: nn.Module, mixin: type[Disguised]) -> None:
 
 @cache  # one class per class, so that identical blocks stay identical to compilers and pickles
 def disguised(mixin: type[Disguised], original: Any) -> type[nn.Module]:
-    """Return a subclass of `mixin` and `original`, whose attributes are those of `original`, to write too.
-
-    Args:
-        mixin: what it does otherwise.
-        original: class of a module.
-    """
+    """Return a subclass of `mixin` and `original`, whose attributes are those of `original`, to write too."""
     metaclass: Any = type(original)
     namespace = {
         **{name: vars(original)[name] for name in _OF_SOURCE if name in vars(original)},

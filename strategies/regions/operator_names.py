@@ -59,7 +59,6 @@ def resolve(save_ops: str | tuple[str, ...], matmul_recompute_every: int | None)
     """Return the operators behind `save_ops`: a preset's name, or groups and exact overloads.
 
     Args:
-        save_ops: name of a preset, or names of groups and overloads.
         matmul_recompute_every: 0 never, k >= 2 every k-th saved matmul; `None` as the preset says, else 0.
 
     Raises:

@@ -126,7 +126,6 @@ def enclose(module: nn.Module, region: Region, *, holds_call: bool = True) -> No
 
     Args:
         module: plain or sharded.
-        region: what runs in its place.
         holds_call: false for a region that holds `forward` on a sharded module too.
     """
     has_region = _ATTRIBUTE in vars(module)

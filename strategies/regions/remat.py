@@ -53,7 +53,6 @@ class KeptRegion:
 
     Fields:
         name: name of its module inside the block.
-        outer: the region that it lies in.
         has_run: whether forward has called it uncompiled.
     """
 

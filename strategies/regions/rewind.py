@@ -249,7 +249,6 @@ class RewoundCall:
     """One call of a region: its forward notes the state, each recomputation finds it again.
 
     Args:
-        rewind: what the region has learned.
         module: the module that the region stands around.
     """
 

@@ -112,7 +112,6 @@ def likened(tensor: Tensor, cls: type[Tensor], attributes: Mapping[str, Any]) ->
     Python may have set attributes on any tensor, and neither copies nor detached tensors have them.
 
     Args:
-        tensor: what comes back.
         cls: type of what was saved; one with `__torch_dispatch__` makes its copies itself.
     """
     if type(tensor) is Tensor and cls not in PLAIN:

@@ -27,7 +27,6 @@ class Version(NamedTuple):
 
     Fields:
         counter: a tensor with the counter of the tensor and of its views.
-        expected: what it showed at the time.
     """
 
     counter: Tensor

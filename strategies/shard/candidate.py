@@ -68,7 +68,6 @@ class OneCandidate(Sharding):
         return replace(shard_plan.ShardPlan.of(graph, choice, axis.ranks), kept_whole=kept_whole)
 
     def _matching(self, graph: ModelGraph) -> dict[str, Node]:
-        """Return the linears that match, by their FQN. Raises StrategyError: none does."""
         linears = {
             node.leaf.fqn: node
             for node in graph.nodes

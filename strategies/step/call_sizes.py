@@ -93,7 +93,6 @@ def difference(planned: Sequence[TensorSize], found: Sequence[TensorSize]) -> st
 
 
 def _size(name: str, tensor: Tensor) -> TensorSize:
-    """Return the size of a tensor. Raises StrategyError: it is a nested one, whose sizes are values."""
     if tensor.is_nested:
         problem = f"{name} of a call is a nested tensor, whose sizes are data, and plans are for sizes"
         raise StrategyError("ac", f"{problem}; use ac=full, ac=nested or ac=selective_op")

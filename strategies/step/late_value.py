@@ -187,11 +187,7 @@ class KeptTicket:
 
 
 class LateValue(Tensor):
-    """A tensor without memory; the operator that reads it gets what it stands for.
-
-    Attributes:
-        ticket, like: what it was made of.
-    """
+    """A tensor without memory; the operator that reads it gets what it stands for."""
 
     ticket: _Ticket
     like: MemoryLayout

@@ -12,7 +12,6 @@ def needed(first: Iterable[Item], before: Callable[[Item], Iterable[Item]]) -> s
     """Return `first`, and all that they need, in no order.
 
     Args:
-        first: operators, or values.
         before: returns what one needs directly, without what is there already.
     """
     found: set[Item] = set()

@@ -32,7 +32,6 @@ class Entry(NamedTuple):
     Fields:
         call: runs it, as calling it would.
         number: how many run before it that plans count.
-        how: how a tape notes it.
     """
 
     operator: Any

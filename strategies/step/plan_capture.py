@@ -63,7 +63,6 @@ def capture(
     A mode of fake tensors stands around `capture`, not in `run_step`; one step was run before.
 
     Args:
-        run_step: the step of one rank.
         modules: what a plan will decide about; no block is inside another. Modules beside the blocks that run
             behind all of them are one call. What their caller makes the first block's input of belongs to the
             call of that.

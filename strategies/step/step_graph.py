@@ -26,7 +26,6 @@ class StepOperator(RecordedOperator):
     Fields:
         call: number of the block call whose forward runs it; `OUTSIDE` of all others.
         ordinal: its number among the operators of that forward.
-        is_forward: whether it runs in forward.
         seconds: its work on the machine that stands for the device.
         private_bytes: bytes that it makes and frees on top of results.
         random_states: generators whose state decides its result.
@@ -47,7 +46,6 @@ class Redemption:
     """A value that a node of autograd has asked for.
 
     Fields:
-        storage: the storage that it lies on.
         until: the last moment at which the node holds it.
         released: the last moment at which the graph holds what autograd has saved; later than `until` where a
             gradient is summed to the shape of its input.

@@ -100,8 +100,6 @@ class RecordedOperator:
 
     Fields:
         work: what it computed and moved.
-        start, end: moments before it and after it.
-        reads: storages of its operands.
         writes: storages that it wrote to in place.
         makes: storages that it made, each with the number of the tensor among its results.
         node: name of the autograd node that ran it; empty outside of backward.
@@ -194,7 +192,6 @@ class StepRecorder(LiveStorages):
         """Return what an operator has computed and moved.
 
         Args:
-            call, result: the call, and what it gave.
             touched: plain tensors among its operands and results.
             written: plain tensors that it wrote to in place.
         """

@@ -43,7 +43,6 @@ def norm_scales(  # noqa: PLR0917 (a graph calls it by position)
     Args:
         sums: (2, B, C), as `norm_sums` returns them.
         weight, bias: (C,).
-        eps: what is added to the variance.
     """
     grouped = sums.unflatten(2, (n_groups, -1))
     mean, square = grouped.sum(-1, keepdim=True).div_(count * grouped.shape[3]).unbind()

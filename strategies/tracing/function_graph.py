@@ -58,7 +58,6 @@ class Recording:
             one that changes tensors in place has these in `meta["mutates"]`.
         reads: FQN and attribute of everything that forward itself read of modules.
         outputs: leaves of the return value; a tensor is its `OutputIndex`.
-        structure: tree structure of these leaves.
     """
 
     graph: fx.Graph
@@ -94,7 +93,6 @@ class FunctionRecorder(TorchFunctionMode):
 
         Args:
             args: positional inputs, tensors of the shadow.
-            kwargs: keyword inputs.
 
         Raises:
             StrategyError: forward does what a graph cannot hold; the message names it.

@@ -88,7 +88,6 @@ def record(
 
     Args:
         cast: makes a shadow of the model, with fake tensors, and its inputs, positional and by keyword.
-        scopes: FQNs of inner scopes.
         opaque: FQNs of modules that are known to be opaque, with the reason.
         where: configuration path that messages name.
         forward: makes of the shadow of the model what runs on the inputs; `None`: its forward.

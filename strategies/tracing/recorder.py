@@ -30,7 +30,6 @@ class Frame:
 
     Fields:
         fqn: FQN of the module whose forward runs.
-        graph: nodes so far.
         nodes: node that made each tensor, by `id`.
         reads: FQN and attribute of what forward has read of modules, in order.
     """
@@ -90,6 +89,5 @@ def leaves_of(outputs: Sequence[Any], results: Sequence[Tensor]) -> list[Any]:
 
     Args:
         outputs: leaves, each tensor as its `OutputIndex`.
-        results: output of the graph.
     """
     return [results[each.index] if isinstance(each, OutputIndex) else each for each in outputs]

@@ -30,7 +30,6 @@ class ScopeGraph:
             them writes in place to memory that the result lies on.
             `meta["has_gradients"]` of the output says that forward ran with gradients on.
         outputs: leaves of the return value; a tensor is its `OutputIndex`.
-        structure: tree structure of these leaves.
         constants: tensors that forward has made of Python values, by the name of their `get_attr`.
         reads: FQN, relative to the scope, and attribute of everything that forward read of modules, inner
             scopes included.

@@ -84,7 +84,6 @@ class Shadow:
     """A model without memory.
 
     Fields:
-        model: the shadow of the root.
         fqns: plain FQN of each shadow module, by `id`; a module used twice has its first.
         owners: (FQN of the module, attribute) of each tensor that a module holds, by `id`.
         mode: makes and runs its tensors; `None` on the meta device.
@@ -203,7 +202,6 @@ class _Caster:
         """Return the twin of the plain module in `outer`, and make those of its submodules.
 
         Args:
-            outer: the module, or what wraps it.
             dtype: dtype of parameters in use, where an FSDP unit around the module says so.
         """
         source = unwrapped(outer)

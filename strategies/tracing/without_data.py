@@ -49,7 +49,6 @@ def models_errors(problem: str, remedy: str) -> Iterator[None]:
 
     Args:
         problem: what was done, up to the word before the error.
-        remedy: what would be right.
 
     Raises:
         StrategyError: the model has raised.

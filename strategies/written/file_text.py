@@ -40,7 +40,6 @@ class BlockRules:
 
     Fields:
         keep: rules of those whose results stay for backward.
-        again: rules of those that run again.
     """
 
     keep: tuple[str, ...] = ()

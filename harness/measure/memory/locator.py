@@ -41,7 +41,6 @@ class Locator(Position, AbstractContextManager["Locator"]):
         asked_by: part of the step that asks for forwards now: `forward`, a backward (or its part for the
             `input`), or the part of a backward for the `weight`.
         calls_by_asker: forward calls of each block by that part.
-        wrappings: the functions that it follows.
 
     A reentrant region on CUDA records its graph on the thread of the backward pass, whose sequence numbers
     start again: `module` may then name another module of the model.

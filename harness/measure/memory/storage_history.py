@@ -86,11 +86,9 @@ class StorageHistory:
 
     Fields:
         start: bytes on the device before the step, by part; of what `zero_grad` drops too.
-        start_host_bytes: bytes in host memory before the step.
         stretches: changes in order of time: while gradients are dropped, in forward and backward of each
             micro-batch, in the optimizer.
         saved: what forward has left for backward, in order of birth; of several forwards that with the most.
-        parameter_bytes, gradient_bytes, optimizer_bytes: as records define them.
     """
 
     start: Mapping[str, int]

@@ -96,8 +96,6 @@ def compare(
     """Compare one step.
 
     Args:
-        expected: the twin's.
-        actual: the variant's.
         rank, step: recorded with differences; steps count from 0.
         tolerance: None asks for equal bits.
     """

@@ -65,7 +65,6 @@ def first_wrong(
         actual: what those give that may give shards.
         relative: largest accepted |actual - expected| / max|expected| of a tensor.
         part: index of this rank's shards.
-        parts: number of shards.
     """
     known = dict(_numbered(expected))
     for key, given in _numbered(actual):

@@ -30,7 +30,6 @@ class CheckpointCall:
     """One call.
 
     Fields:
-        function: what the region runs.
         inputs: its positional arguments.
         keywords: its keyword arguments, and options of the region.
     """
@@ -63,7 +62,6 @@ class Intervention:
     """A change of all calls within a scope.
 
     Fields:
-        change: what is done to each call.
         count: calls that it was done to. They are not kept: that would be a leak.
     """
 

@@ -144,11 +144,7 @@ class Bisection:
     open: list[Group] = field(default_factory=list)
 
     def search(self, groups: Sequence[Group], *, known: Effect | None = None) -> Effect | None:
-        """Look among `groups`, and return what a change of all of them does; `None` where no step is left.
-
-        Args:
-            known: the effect, where it follows from others.
-        """
+        """Look among `groups`, and return what a change of all of them does; `None` where no step is left."""
         if not groups:
             return "none"
         effect = known or self._step(groups)

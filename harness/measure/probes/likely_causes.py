@@ -27,7 +27,6 @@ class Evidence:
         divergence: the first recomputed value that forward did not make.
         lost, gained: parameters that get a gradient from one of the two models only.
         changed: state that is another one when backward begins than when forward read it.
-        forward_ops: operators that forward ran.
         unpacked: what hooks of saved tensors gave back otherwise than they got it.
         functions: autograd functions of its own that the variant's graph has and the plain model's has not.
         has_save_list: a region keeps what operators of a list give.
@@ -537,8 +536,6 @@ def evidence_of(
     Args:
         finding: what a probe found, or the first difference; `None` for that of `parity`.
         parity: the two models side by side.
-        values: how recomputed values compare.
-        known: other fields of the evidence.
     """
     first = _first(finding, parity)
     if first is None:

@@ -34,7 +34,6 @@ class Raised:
     Fields:
         said: kind and message of the error.
         phase: the pass that raised, as of `PassError`; `None` where it was no pass.
-        is_variant: it was a pass of the variant.
         is_too_large: the rank is out of memory.
     """
 

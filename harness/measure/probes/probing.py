@@ -302,7 +302,6 @@ class Probing:
         """Return a digest of each gradient of a step with `groups` changed between forward and backward.
 
         Args:
-            is_variant: the variant takes the step.
             seen: takes all that could be changed.
 
         Raises:

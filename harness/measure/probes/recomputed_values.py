@@ -99,7 +99,6 @@ def recomputed_values(
     Args:
         trainee: the variant; it takes no optimizer step.
         batch: what it reads, on `device`.
-        seed: seed of what the step draws.
         dp_rank: index of the rank's batch among all data-parallel ones.
     """
     locator = Locator(trainee.model, {})

@@ -43,7 +43,6 @@ def saved_values(
     Args:
         trainee: a fresh model; it takes no optimizer step.
         batch: what it reads, on `device`.
-        seed: seed of what the step draws.
         dp_rank: index of the rank's batch among all data-parallel ones.
     """
     watch = _Watch()

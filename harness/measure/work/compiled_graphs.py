@@ -26,11 +26,7 @@ _BACKWARD = "is_backward"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecomputedWork:
-    """Forward operators that one run of a graph of backward computes once more.
-
-    Fields:
-        operators: their number by name.
-    """
+    """Forward operators that one run of a graph of backward computes once more."""
 
     flops: int = 0
     operators: Counter[str] = field(default_factory=Counter)

@@ -106,7 +106,6 @@ def print_sheet(
 
     Args:
         explained: what its columns mean; of those that are shown it is printed.
-        stream: stdout by default.
     """
     console = Console(file=stream or sys.stdout, highlight=False, emoji=False)
     limit = max(NARROW, console.width) if console.is_terminal else None

@@ -19,7 +19,6 @@ def column_blocks(
         lines: characters of each cell, a sequence a line; one line where columns are padded.
         named: columns that say what a row is about.
         gap: characters that each cell adds to its own.
-        limit: characters of a line.
     """
     names, others = list(range(named)), range(named, len(lines[0]))
 

@@ -18,7 +18,6 @@ class Number:
 
     Fields:
         value: exact, in base units (bytes, FLOPs, seconds).
-        unit: how it is written.
         path: where it stands in the record (`memory/saved_bytes`); `a : b` is the quotient of two such
             numbers, `1 - a : b` what it leaves of 1, `pooled time/mfu` a speed at the step time that follows
             from the twins of the whole sweep, and `count status=oom` a number of records.
@@ -101,7 +100,6 @@ class Table:
     Fields:
         key: unique in the document.
         rows: as many cells as columns.
-        about: how to read it.
         is_folded: shown on demand where that is possible.
     """
 
@@ -120,7 +118,6 @@ class Figure:
     Fields:
         key: unique in the document.
         about: how to read it; also what a reader hears who cannot see it.
-        spec: marks and encodings.
         rows: the data, a mapping a mark; `trial_id` says of which record.
         paths: what stands in a column of `rows`, as in `Number.path`, with other columns in braces; words
             have none.
@@ -152,7 +149,6 @@ class Chapter:
         key: unique in the document.
         title: what the choice is called.
         answer: what was trained on what, then what a reader should take away.
-        trial_ids: trials that it is about.
     """
 
     key: str
@@ -172,7 +168,6 @@ class Document:
         partial: a sentence where trials have no record; else empty.
         chapters: what is answered apart, the best examined first.
         answer: what a reader should take away of all of them.
-        sections: everything behind it.
     """
 
     title: str

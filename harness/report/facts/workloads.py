@@ -21,7 +21,6 @@ class Workload:
 
     Fields:
         name: what tells it from the others of the sweep.
-        sweep: its trials alone.
     """
 
     name: str

@@ -27,8 +27,6 @@ class TrackedRun:
 
     Fields:
         trial_id: id of the trial, and of the run where the tracker lets it be chosen.
-        name: name that people read.
-        tags: status and verdict.
         config: resolved experiment and environment, flat.
         summary: numbers and words of the record, flat.
         history: rows with a step of `STEPS` and its columns.
@@ -76,7 +74,6 @@ def publish_run(store: Store, record: Record, tracker: str, write: Callable[[Tra
     """Let a writer keep the run of a record, then leave the marker that says so.
 
     Args:
-        record: record of one of its trials.
         write: keeps a run and returns the folder of its files.
     """
     digest = store.digest(record.trial_id)

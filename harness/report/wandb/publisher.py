@@ -89,11 +89,9 @@ class Published:
 
     Fields:
         published: records of this call that the tracker has now.
-        remaining: records that it has not.
         folder: where the offline files are.
         problem: why records remain, or why the report is not current; `None` when all is well.
         report_url: where the report is; `None` where none was sent.
-        tracker: what the tracker is called.
     """
 
     published: int

@@ -73,7 +73,6 @@ def report(sweep: SweepRecords, *, project: str, entity: str) -> wr.Report:
 
     Args:
         sweep: whose runs are, or will be, in `project` under the group of its name.
-        project, entity: project and entity of W&B.
     """
     return wr.Report(
         project=project,

@@ -82,7 +82,6 @@ def partitions(plan: Plan, blocks: Mapping[str, nn.Module], compiler: str) -> Ma
     """Return the partition functions of blocks, by FQN; none where the budget needs nothing.
 
     Args:
-        plan: made for a compiler.
         compiler: the backend of `torch.compile`.
 
     Raises:

@@ -36,7 +36,6 @@ def split(
     each value just before its first reader, or, of `again`, before each.
 
     Args:
-        kept: nodes of forward that it saves.
         static_inputs: numbers of inputs that stay where they are.
         again: nodes of forward that are made again for each reader.
     """

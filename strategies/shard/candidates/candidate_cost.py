@@ -25,9 +25,7 @@ class CandidateCost:
     """The cost of a candidate for one rank in a training step, forward and backward.
 
     Fields:
-        communicated_bytes: payload of all collectives.
         memory_bytes: local parts of all operands, the output included, gradients not.
-        compute_s: seconds of the FLOPs.
         communication_s: seconds of the collectives; nothing overlaps.
     """
 

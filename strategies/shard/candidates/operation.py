@@ -113,7 +113,6 @@ class Operation:
 
     Fields:
         name: the operator, `linear`.
-        inputs: operands that it reads.
         outputs: operands that it makes; where there are several, nothing is summed over.
         terms: names of the operands that are multiplied with each other, a tuple a term. What the
             first term has and the output has not is summed over.

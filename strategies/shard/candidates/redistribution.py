@@ -36,7 +36,6 @@ class LayoutStep:
     """A change of placement on one mesh axis.
 
     Fields:
-        axis: index of the mesh axis.
         payload_bytes: the larger of what a rank has before and after.
     """
 
@@ -66,7 +65,6 @@ class Collective:
 
     Fields:
         phase: `forward` or `backward`.
-        kind: name of the operation.
         mesh_axis: the axis whose ranks meet.
         payload_bytes: the larger of what a rank gives and what it gets, as meters count it.
         operand: name of the operand that is moved, or whose gradient is.
@@ -98,11 +96,9 @@ def steps_between(
     and the inner one is in the way. Axes of size 1 need no step.
 
     Args:
-        source: placements before, one an axis.
         target: placements after, `Partial` only where the source has it.
         shape: shape of the whole tensor.
         mesh_shape: sizes of the mesh axes.
-        itemsize: bytes an element.
 
     Raises:
         StrategyError: a target cannot be reached, or does not cut the tensor evenly.

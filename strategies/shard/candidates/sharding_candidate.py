@@ -26,7 +26,6 @@ class PlacedOperand:
             communicated: `Partial` on axes where every rank has a summand. Equal to `placements`
             for what gets no gradient.
         mesh_shape: sizes of the mesh axes.
-        itemsize: bytes an element.
     """
 
     name: str

@@ -25,7 +25,6 @@ class FunctionCall:
 
     Fields:
         arguments: arguments by name, as far as the rule names them.
-        values: tensors among them, by node.
         output: the tensor that it gives, or the first of several.
     """
 

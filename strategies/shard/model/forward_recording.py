@@ -51,7 +51,6 @@ class RecordedStep:
     """A call, an input or a parameter, as it was recorded.
 
     Fields:
-        node: node of the recorded graph.
         arguments: positional and named arguments; a tensor stands as its `StepResult`.
         shapes: shapes of the tensors that it gives.
         line: line of the model's code that calls it, `model.py:12`; empty if none does.

@@ -41,7 +41,6 @@ def is_seen_through(module: nn.Module, *, to_functions: bool) -> bool:
     """Return whether a module stands for the modules and functions that it calls.
 
     Args:
-        module: below the root.
         to_functions: whether code of the user's that holds parameters, and calls no modules, does so too.
     """
     if any(True for _ in module.children()):

@@ -55,7 +55,6 @@ class ModuleCandidate:
     Fields:
         choice: label that the axis shards: `k`, `n`, a batch dimension `b0`, or nothing.
         input: state in which the module reads its input.
-        output: state in which it leaves its output.
         finish: steps of a linear's product, and of its gradient, before the bias is added.
         parameters: the module's parameters by name.
         flops: FLOPs of one rank in one step.
@@ -76,7 +75,6 @@ class NodeOption:
 
     Fields:
         inputs: states of the tensors that it reads, in their order.
-        output: state of what it gives.
         candidate: candidate by which a leaf module runs; `None` for all other nodes.
         entering: redistribution of a leaf module's input, from its state to the candidate's.
         leaving: redistribution of its output, from the candidate's state.

@@ -96,7 +96,6 @@ class Watched:
 
     Fields:
         python: what the planned forward asked.
-        guard: what it found in the model.
         frozen: FQNs of parameters whose gradients nobody makes whole, as they have none.
     """
 

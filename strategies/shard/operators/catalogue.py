@@ -25,7 +25,6 @@ class Argument:
     Fields:
         flag: name on the command line, `--input`.
         metavar: placeholder for its value; empty for switches.
-        help: one phrase on what it is.
         default: its value without the flag; `None` where the flag is required.
     """
 

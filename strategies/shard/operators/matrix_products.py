@@ -145,8 +145,6 @@ def addmm(
         input_shape: what is added; it broadcasts to `(m, n)`.
         mat1_shape: `(m, k)`.
         mat2_shape: `(k, n)`.
-        beta: factor of what is added.
-        alpha: factor of the product.
 
     Raises:
         StrategyError: a shape is empty, a size is below 1, or the shapes do not multiply or broadcast.

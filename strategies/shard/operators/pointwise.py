@@ -111,7 +111,6 @@ def applied(
     Args:
         function: function of the tensors, and then of `arguments`; it gives one tensor or several.
         inputs: operands that it reads, all in one term.
-        outputs: operands that it makes.
         arguments: what else it is called with, the same on every rank.
     """
     return Operation(
