@@ -15,27 +15,28 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 _PACKAGES = ("harness", "strategies")
+_CLI = "harness.command_line.cli"
 _ENDED_BY_SIGPIPE = 128 + signal.SIGPIPE
 
 
 def main() -> None:
     """Run `acbench` and leave with its status."""
-    _run("acbench", "harness.__main__")
+    _run("acbench", _CLI, defers=True)
 
 
 def plan() -> None:
     """Run `acbench-plan` and leave with its status."""
-    _run("acbench-plan", "harness.__main__", "plan")
+    _run("acbench-plan", _CLI, "plan", defers=True)
 
 
 def calibrate() -> None:
     """Run `acbench-calibrate` and leave with its status."""
-    _run("acbench-calibrate", "harness.__main__", "calibrate")
+    _run("acbench-calibrate", "harness.predict.this_cpu", defers=True)
 
 
 def fit() -> None:
     """Run `acbench-fit` and leave with its status."""
-    _run("acbench-fit", "harness.__main__", "fit")
+    _run("acbench-fit", "harness.command_line.fit_command")
 
 
 def report() -> None:
@@ -144,9 +145,11 @@ def folder_hiding(package: str) -> Path | None:
     return next((folder for folder in folders[:1] if folder.resolve() != ours), None)
 
 
-def _run(command: str, module: str, function: str = "main") -> None:
+def _run(command: str, module: str, function: str = "main", *, defers: bool = False) -> None:
     with ended_by_its_reader():
-        require_ours(command)  # before anything of ours is imported
+        _require_ours(command)  # before anything of ours is imported
+        if defers:
+            importlib.import_module("harness.deferred").install()
         sys.exit(getattr(importlib.import_module(module), function)())
 
 
@@ -161,7 +164,7 @@ def _leave_quietly() -> NoReturn:
     sys.exit(_ENDED_BY_SIGPIPE)
 
 
-def require_ours(command: str) -> None:
+def _require_ours(command: str) -> None:
     """Leave with a message where a folder of the user hides a package of ours."""
     hiding = next((folder for folder in map(folder_hiding, _PACKAGES) if folder is not None), None)
     if hiding is not None:
