@@ -41,11 +41,7 @@ class Sweep:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InFlight:
-    """A trial that was handed to a launcher and has no record yet.
-
-    Fields:
-        job: id of the scheduler's job.
-    """
+    """A trial that was handed to a launcher and has no record yet. `job`: id of the scheduler's job."""
 
     task: Task
     submission: str

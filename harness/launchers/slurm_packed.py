@@ -204,11 +204,7 @@ class _Inside(Driven):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Allocation:
-    """The part of the cluster that a job has.
-
-    Fields:
-        hosts: their names; empty before the job runs.
-    """
+    """The part of the cluster that a job has. `hosts`: their names; empty before the job runs."""
 
     hosts: tuple[str, ...]
     nodes: int

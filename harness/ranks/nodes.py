@@ -52,11 +52,7 @@ JobWords = dict[str, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Turn:
-    """The announcement of a trial.
-
-    Fields:
-        is_over: there are no more trials; the other fields are empty.
-    """
+    """The announcement of a trial. `is_over`: there are no more trials; the other fields are empty."""
 
     job: dict[str, str] = dataclasses.field(default_factory=dict)
     host: str = ""

@@ -165,7 +165,6 @@ def _leave_quietly() -> NoReturn:
 
 
 def _require_ours(command: str) -> None:
-    """Leave with a message where a folder of the user hides a package of ours."""
     hiding = next((folder for folder in map(folder_hiding, _PACKAGES) if folder is not None), None)
     if hiding is not None:
         sys.stderr.write(

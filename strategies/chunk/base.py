@@ -127,11 +127,7 @@ class Chunking(Strategy):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FromPlan(Chunking):
-    """The chunks that the plan of an activation checkpointing variant has chosen, as its file holds them.
-
-    Fields:
-        plan_file: the file.
-    """
+    """The chunks that the plan of an activation checkpointing variant has chosen, as its file holds them."""
 
     plan_file: str
 

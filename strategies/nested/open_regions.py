@@ -30,11 +30,7 @@ from strategies.regions.saved_tensors import Hooks, Packed, kept, packed_by
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Open:
-    """A region that has begun.
-
-    Fields:
-        start: number of calls on the tape when it began.
-    """
+    """A region that has begun. `start`: number of calls on the tape when it began."""
 
     region: Region
     path: Path

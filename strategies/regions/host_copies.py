@@ -140,11 +140,7 @@ class HostLedger:
 
 
 class HostCopy:
-    """One storage in host memory.
-
-    Attributes:
-        version: version of the tensor that it was made for.
-    """
+    """One storage in host memory. `version`: version of the tensor that it was made for."""
 
     def __init__(
         self,

@@ -32,11 +32,7 @@ _MOST_UNLIKE = 4
 
 
 class MayBeLate(Protocol):
-    """Something that autograd has saved.
-
-    Attributes:
-        is_late: whether backward reads it later than it asks for it.
-    """
+    """Something that autograd has saved. `is_late`: whether backward reads it later than it asks for it."""
 
     is_late: bool
 

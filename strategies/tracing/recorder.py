@@ -85,9 +85,5 @@ class Frame:
 
 
 def leaves_of(outputs: Sequence[Any], results: Sequence[Tensor]) -> list[Any]:
-    """Return the leaves of what forward returns.
-
-    Args:
-        outputs: leaves, each tensor as its `OutputIndex`.
-    """
+    """Return the leaves of what forward returns. `outputs`: leaves, each tensor as its `OutputIndex`."""
     return [results[each.index] if isinstance(each, OutputIndex) else each for each in outputs]

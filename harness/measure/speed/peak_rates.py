@@ -42,7 +42,6 @@ class _Datasheet:
         half: bf16 and fp16 with fp32 accumulation; `bf16` false where only fp16 is.
         tf32: fp32 matmul on tensor cores.
         fp32: fp32 without them.
-        source: the document.
     """
 
     half: float
@@ -90,7 +89,6 @@ def peak_flops(device: torch.device, dtype: torch.dtype, *, shared: Path) -> Pea
     well under a second.
 
     Args:
-        device: device of this rank.
         dtype: dtype that the model computes in.
         shared: folder of a sweep: what one of its trials has measured on this kind of host counts for all, so
             that the load of the machine ranks none of them.
@@ -145,7 +143,6 @@ def _tera_flops(sheet: _Datasheet, dtype: torch.dtype) -> tuple[float | None, st
 
 
 def _measure(device: torch.device, dtype: torch.dtype) -> PeakRate:
-    """Return the best rate of a square product."""
     size = _MATMUL_SIZES.get(device.type, _MATMUL_SIZES["cpu"])
     left, right = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
     product = torch.empty_like(left)

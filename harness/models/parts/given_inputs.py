@@ -43,11 +43,7 @@ class GivenInputs:
     forward: Signature
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
-        """Return the loss of a step.
-
-        Raises:
-            ConfigError: it is no real scalar.
-        """
+        """Return the loss of a step. Raises ConfigError: it is no real scalar."""
         loss = self.loss_fn(outputs) if self.draw is None else self.loss_fn(outputs, batch.targets)
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
             got = f"a {tuple(loss.shape)} {loss.dtype}" if isinstance(loss, Tensor) else type(loss).__name__
@@ -140,7 +136,6 @@ def _signature(model: nn.Module) -> Signature:
 
 
 def _drawing(given: Any) -> Callable[[int], Any]:
-    """Return a function that draws a number of samples."""
     if isinstance(given, IterableDataset):
         problem = f"a {type(given).__name__} has no rows to choose from"
         raise ConfigError("model.factory", f"{problem}; give a dataset with an index, or a batch function")

@@ -111,21 +111,17 @@ def _run(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights:
 
 
 def _own_forward(module: Any, *operands: Tensor) -> Tensor:
-    """Run the forward that the class has without the interface."""
     output: Tensor = type(module).forward.__wrapped__(module, *operands)
     return output
 
 
 def _experts(module: Any) -> Iterator[Expert]:
-    """Yield the experts of a module, each with its slices of the stacked parameters."""
     names, stacked = zip(*module.named_parameters(recurse=False), strict=True)
     for weights in zip(*(each.unbind(0) for each in stacked), strict=True):
         yield partial(_expert, module, dict(zip(names, weights, strict=True)))
 
 
 def _expert(module: Any, weights: dict[str, Tensor], rows_ND: Tensor) -> Tensor:
-    """Return what one expert gives of its rows, by the flags of its module."""
-
     def linear(name: str, rows: Tensor) -> Tensor:
         weight, bias = weights[name], weights.get(f"{name}_bias")
         return nn.functional.linear(rows, weight.t() if module.is_transposed else weight, bias)

@@ -42,11 +42,7 @@ class FactoryCall:
         return cls(factory=factory, dropout=dropout, arguments=json.dumps(arguments))
 
     def function(self) -> Callable[..., Any]:
-        """Return the user's function.
-
-        Raises:
-            ConfigError: it cannot be imported.
-        """
+        """Return the user's function. Raises ConfigError: it cannot be imported."""
         return self.user().load()
 
     def user(self) -> UserFunction:
@@ -74,7 +70,6 @@ class FactoryCall:
         return () if self.dropout is None or own == self.dropout else (f"dropout: {own} -> {self.dropout}",)
 
     def _arguments(self, function: Callable[..., Any]) -> dict[str, Any]:
-        """Return the arguments of the call, all of which the factory takes."""
         given: dict[str, Any] = json.loads(self.arguments)
         if "dropout" in given:
             raise ConfigError("model.kwargs.dropout", "is set by model.dropout; set that")
@@ -143,7 +138,6 @@ def _called(user: UserFunction, function: Callable[..., Any], arguments: Mapping
 
 
 def _place(error: BaseException) -> str:
-    """Return the innermost line of the user's code that an error has passed."""
     others = (Path(torch.__file__).parent, Path(__file__).parents[3] / "strategies")
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     users = [(code, line) for code, line in frames if not {*others} & {*Path(code.co_filename).parents}]

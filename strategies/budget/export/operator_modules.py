@@ -85,11 +85,7 @@ def block_forwards(step: RunnableStep, blocks: Mapping[str, nn.Module]) -> dict[
 
 
 class _Follower(OperatorMode):
-    """Notes the operators of blocks, and who calls them.
-
-    Attributes:
-        forwards: what was noted, by FQN.
-    """
+    """Notes the operators of blocks, and who calls them. `forwards`: what was noted, by FQN."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -37,10 +37,8 @@ class ChunkedPlanner:
         objective: what is least: `flops` or `time`.
 
     Attributes:
-        plain_peak_bytes: peak of the step without chunks and without a plan.
         minimum_feasible_bytes: smallest peak that a plan reaches, in any way.
         stages: stages of a pipeline that the step is of; none of a whole model.
-        chunkings: number of ways in chunks.
     """
 
     def __init__(self, ways: Sequence[Way], objective: Objective = "flops") -> None:
@@ -93,7 +91,6 @@ class ChunkedPlanner:
         )
 
     def _work_of_loops(self, way: Way) -> tuple[int, float]:
-        """Return FLOPs and seconds of a step on top of those of the step without chunks."""
         return way.planner.step_flops - self._plain.step_flops, way.planner.step_s - self._plain.step_s
 
     def _cost(self, plan: Plan) -> float:

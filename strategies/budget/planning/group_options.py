@@ -45,7 +45,6 @@ class _Choices:
     """The values that one member can keep, a row each; bytes beyond those at the beginning of its windows.
 
     Fields:
-        keeps: what it keeps.
         forward: highest total of its forward.
         left: bytes that wait for backward.
         peak: most bytes of its second forward.
@@ -68,7 +67,6 @@ class _Kept:
     """The values that the members of a group keep, wherever in the step it is.
 
     Fields:
-        keeps: what each member keeps.
         highest: highest total of its backward, beyond what is there when the second forward begins.
         forward, left: highest total of each member's forward, and its bytes that wait for backward.
         cost: cost of what runs again.
@@ -85,10 +83,7 @@ class Groups:
     """The groups of a step.
 
     Args:
-        graph: the step.
-        callers: its calls.
         options: the options of each call outside of groups.
-        cost: what running again costs.
         random_state_bytes: bytes on the device of the state of a random operator.
     """
 
@@ -170,13 +165,11 @@ class Groups:
         return not is_asked_elsewhere and not any(self._writers.get(s, set()) - {index - 1} for s in linked)
 
     def _links(self, index: int) -> dict[int, int]:
-        """Return the storages from outside of a call that the one before makes, with their numbers there."""
         outer, before = self._callers[index].call.outer_storages, self._callers[index - 1].call
         made = {storage: number for number, storage in enumerate(before.storages)}
         return {-1 - number: made[storage] for number, storage in enumerate(outer) if storage in made}
 
     def _options_of(self, start: int, end: int) -> list[GroupOption]:
-        """Return the options of a group."""
         members = self.members(start, end)
         moment = first_ask(members)
         held = self._graph.held_bytes
@@ -231,7 +224,6 @@ class Groups:
 
 
 def _thinned(rows: Sequence[tuple[frozenset[int], int, int, int, int, int, float]]) -> _Choices:
-    """Return what no other choice is better than, thinned out."""
     numbers = np.array([row[1:] for row in rows], dtype=np.float64)
     order = np.lexsort(numbers.T[::-1])
     order = order[np.argsort(numbers[order, 5], kind="stable")]
@@ -286,7 +278,6 @@ def _with_forward(kept: _Kept, forwards: Sequence[int], now: int) -> GroupOption
     """Return an option at its place in the step.
 
     Args:
-        kept: the option.
         forwards: bytes there at the beginning of each forward, without plan.
         now: bytes there when the second forward begins, without plan.
     """

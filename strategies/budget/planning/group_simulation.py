@@ -26,7 +26,6 @@ class Member:
     """A call as part of a group.
 
     Fields:
-        call: the call.
         links: storages from outside that the member before makes.
         outs: storages that the next member reads.
     """
@@ -50,7 +49,6 @@ def share_of(member: Member, keep: frozenset[int], moment: int, *, random_state_
     """Return what a member adds that holds all that it reads from outside.
 
     Args:
-        member: the member.
         keep: storages that it keeps from its second forward on.
         moment: moment of the second forward.
         random_state_bytes: bytes on the device of the state of a random operator.
@@ -97,7 +95,6 @@ def _scheduled(member: Member, keep: frozenset[int], moment: int, outs: frozense
 
 
 def _reads(schedule: Schedule, storage: int) -> bool:
-    """Say whether anybody reads a storage of the step that the member before makes."""
     outer = schedule.call.outer_storages
     return storage in outer and -1 - outer.index(storage) in schedule.last
 

@@ -47,7 +47,6 @@ class LowerBound:
     """Bounds for one step.
 
     Args:
-        graph: the step.
         cost: cost of running an operator again.
         blocks: calls of blocks in the step; those of the graph where nobody says.
     """
@@ -98,7 +97,6 @@ class LowerBound:
         return sum(self._graph.nbytes[storage] for storage in storages)
 
     def _chosen(self) -> list[Moment]:
-        """Return the moments of those early operators of backward after which the most bytes are needed."""
         graph = self._graph
         backward = [index for index, each in enumerate(graph.operators) if not each.is_forward]
         early = backward[: len(backward) // self._blocks * 2 + 16]
@@ -126,7 +124,6 @@ class LowerBound:
 
 
 def _reads_of_step(operators: Sequence[StepOperator]) -> list[frozenset[int]]:
-    """Return what each operator reads of what the step has made before."""
     made: set[int] = set()
     found = []
     for operator in operators:
@@ -136,7 +133,6 @@ def _reads_of_step(operators: Sequence[StepOperator]) -> list[frozenset[int]]:
 
 
 def _ancestors(operators: Sequence[StepOperator], reads: Sequence[frozenset[int]]) -> list[int]:
-    """Return the operators that each one follows from, and itself, as bits."""
     found: list[int] = []
     made: dict[int, int] = {}  # a storage's maker, and what that follows from
     for index, operator in enumerate(operators):
@@ -149,7 +145,6 @@ def _ancestors(operators: Sequence[StepOperator], reads: Sequence[frozenset[int]
 
 
 def _later_reads(operators: Sequence[StepOperator]) -> list[int]:
-    """Return the storages that each operator, and all that follow from it, read, as bits."""
     found = [0] * len(operators)
     read_by: dict[int, int] = {}  # what the readers of a storage, and all that follow, read
     for index in range(len(operators) - 1, -1, -1):

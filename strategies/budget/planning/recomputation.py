@@ -62,7 +62,6 @@ class Maker:
 
     Fields:
         reads: storages that it reads, and that the step has made before.
-        cost: cost of running it again.
     """
 
     reads: frozenset[int]
@@ -89,7 +88,6 @@ class Recomputation:
 
     Args:
         makers: the maker of each storage; what has none is there at all times.
-        nbytes: bytes of each storage.
     """
 
     def __init__(self, makers: Mapping[int, Maker], nbytes: Mapping[int, int]) -> None:
@@ -100,7 +98,6 @@ class Recomputation:
         """Return the highest of the least costs at some moments; endless where one has no solution.
 
         Args:
-            moments: the moments.
             room_bytes: most bytes of what is there or carried.
             whole: number of moments, those of the highest costs, at which whole values are sought, too.
         """
@@ -115,7 +112,6 @@ class Recomputation:
         """Return the least cost at a moment.
 
         Args:
-            moment: the moment.
             room_bytes: most bytes of what is there or carried.
             is_whole: whether a storage is carried or not, and a maker runs or not; else both may be in part.
                 0 where the step is too large for that.
@@ -161,7 +157,6 @@ class Recomputation:
         return float(max(0.0, proven or 0.0) * unit_cost * (1 - _MARGIN))
 
     def _reads(self, storage: int, moment: Moment) -> frozenset[int]:
-        """Return what the maker of a storage reads that is not there at a moment."""
         return (self._makers[storage].reads & self._makers.keys()) - moment.there
 
 

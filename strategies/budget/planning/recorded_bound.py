@@ -47,7 +47,6 @@ class RecordedStep:
         return LeastFlops(of_any, max(of_any, of_autograd))
 
     def _graph(self, nbytes: Mapping[int, int]) -> StepGraph:
-        """Return the step without calls, whose gradients outlive it."""
         lives, changed = self.ledger.lives, {change.life for change in self.ledger.changes}
         return StepGraph(
             operators=[
@@ -107,7 +106,6 @@ class RecordedStep:
         )
 
     def _held_bytes(self, forward: set[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Return the bytes on the device at each moment without what forward has made."""
         counted = [
             is_on_device(life) and number not in forward for number, life in enumerate(self.ledger.lives)
         ]

@@ -69,11 +69,7 @@ class Axis(NamedTuple):
         return self._replace(low=max(self.low, other.low), high=max(self.high, other.high))
 
     def places(self, start: int, length: int) -> tuple[int, int]:
-        """Return the first and the end position of the dimension that a chunk has, its halo included.
-
-        Args:
-            start, length: positions of the axis.
-        """
+        """Return the first and the end position of the dimension that a chunk has, its halo included."""
         first = (self.before + start) * self.inner - self.low
         end = (self.before + start + length) * self.inner + self.high
         return max(first, 0), min(end, self.extent * self.inner)
@@ -145,9 +141,7 @@ def through_slice(target: Sequence[int], axis: Axis, first: int, width: int) -> 
 
     Args:
         target: shape with the dimension as it is before.
-        axis: an axis inside the dimension.
         first: position that the dimension begins at in the new one; negative where positions are cut off.
-        width: positions of the new dimension.
 
     Returns:
         `None` where positions of the axis are cut off, or parts of a position, or the axis has a halo.

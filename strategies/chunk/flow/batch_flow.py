@@ -48,7 +48,6 @@ class BatchFlow:
     """The way of a batch through a model.
 
     Fields:
-        size: samples.
         cuts: for each tensor input of the model, whether a chunk takes a part of it.
         axes: by scope in the order of their graphs, the axis of each value that a result follows from; `None`
             for one that is whole.
@@ -96,8 +95,6 @@ class BatchFlow:
 
         Args:
             graphs: graphs of the whole batch.
-            parts: graphs of a chunk.
-            length: samples of the chunk.
         """
         return len(graphs) == len(parts) and all(
             _Alike(whole_, part, axes, length).holds()
@@ -138,7 +135,6 @@ class _Demands:
     """The axes that the results of a graph demand of its values and inputs.
 
     Args:
-        graph: graph of one scope.
         inner: graphs of the scopes that it calls, by call.
         axes: takes the axes of the values of each graph.
     """
@@ -202,7 +198,6 @@ class _Demands:
         self._parts.setdefault(maker, {})[position] = axis  # type: ignore[index]
 
     def _inputs(self, node: fx.Node, made: Mapping[int, Axis | None]) -> Mapping[int, Axis | None]:
-        """Return the axes of the inputs of a node that results of some axes are made of, all by number."""
         if node.op == "call_module":
             return _Demands(self._inner[node], {}, self._axes).of(made)
         if set(made.values()) == {None}:
@@ -218,7 +213,6 @@ class _Step(NamedTuple):
     """An operator, whatever copies and reshapes lie between it and others.
 
     Fields:
-        node: that gives its result.
         target: the operator; a group norm is one, in passes or not.
         arguments: what it takes, values by number, without sizes that follow from the shape of its result.
         sources: tensors among its inputs.
@@ -235,9 +229,7 @@ class _Alike:
     """The graph of a scope for the whole batch, and that for a chunk.
 
     Fields:
-        graph, part: graphs of the whole batch, and of the chunk.
         axes: axes of values of the former.
-        length: samples of the chunk.
     """
 
     graph: ScopeGraph
@@ -275,7 +267,6 @@ class _Alike:
 
 
 def _steps(graph: fx.Graph) -> Iterator[_Step]:
-    """Yield the steps of a graph, in order."""
     numbers: dict[fx.Node, int] = {}
     found = count()
     norms = whole_norms(set(graph.nodes))
@@ -293,7 +284,6 @@ def _steps(graph: fx.Graph) -> Iterator[_Step]:
 
 
 def _is_of_norm(node: fx.Node) -> bool:
-    """Return whether a node is the result, without its statistics, of a group norm."""
     if node.target is not operator.getitem or node.args[1] != 0:
         return False
     return node.all_input_nodes[0].target is _aten.native_group_norm.default

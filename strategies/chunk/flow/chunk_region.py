@@ -36,13 +36,11 @@ class ChunkRegion:
     """Operators that run together, chunk by chunk.
 
     Fields:
-        members: the operators, in order.
         axes: axes of each member's outputs; `()` marks a sum over chunks.
         needs: axes of each member's tensor inputs.
         before: operators that must run in front of the loop, in order.
         after: operators of the window that run behind the loop, in order.
         copies: members that also run in front of the loop.
-        window, seed, may_copy, may_overlap: what the region was grown from.
         has_sliced_inputs: true where the region takes parts of values; see `slice_inputs`.
     """
 

@@ -78,7 +78,6 @@ def is_random(node: fx.Node) -> bool:
 
 
 def _given(node: fx.Node) -> dict[str, Any]:
-    """Return the arguments of an operator by name, defaults included."""
     arguments = node.target._schema.arguments  # type: ignore[union-attr]  # noqa: SLF001 (no public name)
     defaults = {each.name: each.default_value for each in arguments if each.has_default_value()}
     names = [each.name for each in arguments]
@@ -259,7 +258,6 @@ def is_slice_along(node: fx.Node, axis: Axis) -> bool:
 
 
 def _source_axis(node: fx.Node, axis: Axis) -> Axis | None:
-    """Return the axis in the input of a view or a slice."""
     source, value = slots(node)[0].meta["val"], node.meta["val"]
     if node.target in VIEWS:
         found = through_view(value.shape, source.shape, axis)
@@ -269,7 +267,6 @@ def _source_axis(node: fx.Node, axis: Axis) -> Axis | None:
 
 
 def _target_axis(node: fx.Node, axis: Axis) -> Axis | None:
-    """Return the axis in the output of a view or a slice."""
     source, value = shape_of(slots(node)[0]), node.meta["val"]
     if node.target in VIEWS:
         found = through_view(source, value.shape, axis)
@@ -279,7 +276,6 @@ def _target_axis(node: fx.Node, axis: Axis) -> Axis | None:
 
 
 def _first(node: fx.Node) -> int:
-    """Return the first position that a slice takes."""
     given = _given(node)
     start: int = given["start"] or 0
     size: int = shape_of(slots(node)[0])[given["dim"]]
@@ -449,9 +445,7 @@ def _axes_of_groups(node: fx.Node, axis: Axis, shape: _Shape) -> tuple[Axes, Axe
     """Return the axes of inputs and outputs of a convolution, of which each position has whole groups.
 
     Args:
-        node: a convolution of more than one group.
         axis: the axis in a tensor of `shape`, which the convolution takes or makes.
-        shape: sizes of this tensor.
     """
     if axis.span > 1 or groups_of(node) % axis.size or axis.inner * axis.size != shape[1]:
         return None

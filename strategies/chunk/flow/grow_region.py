@@ -98,11 +98,7 @@ class RegionGrower:
             self._ancestors[node] = mask
 
     def region(self, seed: RegionSeed) -> ChunkRegion | None:
-        """Return the largest region around `seed`, or `None` where there is none.
-
-        Args:
-            seed: inside the window.
-        """
+        """Return the largest region around `seed`, or `None` where there is none."""
         self._outside = set(self._never)
         for _ in range(_ATTEMPTS):
             state = _Decided()
@@ -252,7 +248,6 @@ class RegionGrower:
         )
 
     def _draws_in_order(self, nodes: Sequence[fx.Node]) -> bool:
-        """Return whether random numbers are drawn in the order of the window."""
         drawn = [self._inside[node] for node in nodes if is_random(node)]
         return drawn == sorted(drawn)
 
@@ -276,7 +271,6 @@ def _covers(made: Axes, index: int, axis: Axis) -> bool:
 
 
 def _without_idle(members: Sequence[fx.Node], copies: frozenset[fx.Node]) -> list[fx.Node]:
-    """Return the members without copies that no other member uses."""
     used: set[fx.Node] = set()
     kept = []
     for node in reversed(members):

@@ -60,7 +60,6 @@ class RowWindow(NamedTuple):
 
         Args:
             taken, given: axes of the input and the result, as `axes` returns them.
-            start, length: positions of the axis.
         """
         first, end = given.places(start, length)
         above = max(self.padding - self.stride * first, 0)
@@ -73,7 +72,6 @@ class RowPlace(NamedTuple):
     """The place of a chunk of rows.
 
     Fields:
-        rows: rows of the result.
         above, below: rows of padding that belong to the chunk.
         behind: rows of the input that the chunk has in front of the place of its first row; its window begins
             `padding` rows in front of that place.

@@ -37,7 +37,6 @@ def slice_inputs(region: ChunkRegion) -> ChunkRegion:
 
 
 def _views_of_inputs(region: ChunkRegion) -> dict[fx.Node, fx.Node]:
-    """Return the members that are views of one input of the region, each with that input."""
     members = set(region.members)
     views: dict[fx.Node, fx.Node] = {}
     for node in region.members:

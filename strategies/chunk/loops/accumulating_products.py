@@ -87,7 +87,6 @@ class _Product(torch.autograd.Function):
 
 
 def _added(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor | None:
-    """Return a product, or add it to the total."""
     if total is None:
         return _multiplied(None, left, right)
     if total.dim() == 2:  # noqa: PLR2004 (a matrix)

@@ -22,9 +22,7 @@ class Schedule:
     """The order in which single operators and loops of one graph run.
 
     Fields:
-        items: operators and loops, in order.
         storages: storages of the graph's values.
-        outputs: outputs of the graph.
         calls: bytes that a call of an inner scope holds beyond its outputs.
         is_overwriting: true where single operators may overwrite an input.
 
@@ -88,7 +86,6 @@ class Schedule:
         return self.storages.overwrites.get(node) if may_overwrite else None
 
     def _node_step(self, node: fx.Node) -> StorageStep:
-        """Return what one operator makes and holds when loops before it have moved some of its storages."""
         step = self.storages.steps[node]
         private_bytes = step.private_bytes + self.calls.get(node, 0)
         overwrite = self.overwrite(node)
@@ -117,7 +114,6 @@ class Schedule:
         return StorageStep(makes=made, holds=frozenset(held | keys), private_bytes=private_bytes)
 
     def _loop_step(self, loop: Loop) -> StorageStep:
-        """Return what a loop makes and holds, and note that its results lie on storages of their own."""
         held = {key for operand in loop.inputs for key in self.keys_of(operand.node)}
         makes: dict[Key, int] = {}
         for result in loop.outputs:

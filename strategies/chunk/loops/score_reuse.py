@@ -35,7 +35,6 @@ def overwritten_scores(loss: fx.Node, is_inside: Callable[[fx.Node], bool]) -> l
     """Return the values of which one loss a row is made, in one memory that nobody else reads.
 
     Args:
-        loss: any operator.
         is_inside: whether the body of a loop makes a value, and nobody outside of it takes this.
 
     Returns:

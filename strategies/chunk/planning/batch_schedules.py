@@ -23,8 +23,6 @@ class BatchSchedules:
     """Schedules of one model, with or without a loop over its batch around all others.
 
     Fields:
-        rehearsal: rehearsal of the whole batch.
-        graphs: its graphs.
         machine: device whose time is saved.
         where: configuration path that messages name.
     """
@@ -115,11 +113,7 @@ class _PartSchedules:
     """Schedules of a part of the batch; times are shares of that of the whole batch at once, without loops.
 
     Fields:
-        schedules: those of the scopes.
-        length: samples of a part.
-        share: time of a part without loops.
         checks: time in which the programs of a part find that they fit.
-        chunks: number of parts.
         around: time of the loop itself, checks of all parts among it.
     """
 

@@ -41,7 +41,6 @@ class UncutOperator:
     """An operator without a chunk rule.
 
     Fields:
-        target: name of the operator.
         module: FQN of the first module that calls it, `""` for the model itself.
         nbytes: bytes of the results of all its calls.
     """
@@ -72,7 +71,6 @@ def _infeasible(
 
     Args:
         where: the configuration path of the budget.
-        budget_bytes: the budget.
         minimum: smallest activation peak that a plan reaches.
         opaque: FQNs of modules that nothing cuts, with the reason.
         uncut: operator that no rule cuts, which is named if its results take much of the smallest peak.
@@ -142,7 +140,6 @@ class ChunkPlan:
             sample: positional inputs; meta tensors are enough.
             budget_bytes: bytes of activations, at least 1; `None` asks for the smallest peak.
             fraction: replaces `budget_bytes`: share of the unchunked peak, without the reserve.
-            kwargs: inputs by keyword.
             training: plan forward and backward, rather than forward alone.
             step: everything else in the training step.
             where: configuration path that messages name.
@@ -251,7 +248,6 @@ class ChunkPlanner:
 
     Fields:
         unchunked_peak_bytes: activation peak of the model as it is.
-        training: true where the pass has a backward.
         where: configuration path that messages name.
         opaque: FQNs of modules that run as they are, with the reason.
     """
@@ -381,11 +377,7 @@ def _refuse_lazy(model: nn.Module, where: str) -> None:
 
 
 def refuse_chunked(model: nn.Module) -> None:
-    """Refuse a model with chunks.
-
-    Raises:
-        StrategyError: it has some.
-    """
+    """Refuse a model with chunks. Raises StrategyError: it has some."""
     if any(isinstance(module, Chunked) for module in model.modules()):
         raise StrategyError(
             "chunk", f"{plain_class(model).__name__!r} is chunked already; plan a plain model"

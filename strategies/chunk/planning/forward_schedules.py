@@ -24,7 +24,6 @@ class ForwardSchedules:
     """Schedules of one model; scopes of one kind are searched once.
 
     Args:
-        scopes: recorded without gradients.
         rehearse: returns the peak in bytes of the whole pass under schedulers, by FQN.
         held_bytes: bytes that are alive besides the scopes all the time.
     """

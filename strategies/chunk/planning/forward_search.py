@@ -24,8 +24,6 @@ class LoopCandidate:
     """A schedule with one more loop, or a smaller one.
 
     Fields:
-        items: items of the schedule.
-        peak_bytes: peak of the whole schedule.
         heights: number of items that reach the peak of the earlier schedule.
         local_bytes: highest total among the items that are new.
         seconds: time of the whole schedule.
@@ -42,7 +40,6 @@ class ForwardSearch:
     """The search on one graph.
 
     Args:
-        schedule: schedule of the graph without loops.
         machine: device whose time is saved.
         donated: inputs of the graph whose buffers may be reused.
         placer: places loops in the same graph; what another search has grown is not grown again.
@@ -159,11 +156,9 @@ class ForwardSearch:
         )
 
     def _in_place(self, items: list[fx.Node | Loop], at: int, loop: Loop) -> Loop:
-        """Return the loop with results in the memory of inputs that die with it."""
         return self._buffer_reuse.chosen(self._with([*items[:at], loop, *items[at + 1 :]]), at)
 
     def _relaxed(self, schedule: Schedule, limit: int) -> Schedule:
-        """Return the schedule with each loop as long as the limit allows."""
         items = schedule.items
         for at, item in enumerate(items):
             if not isinstance(item, Loop):

@@ -22,6 +22,5 @@ def offers(planner: ChunkPlanner) -> list[ChunkPlan]:
 
 
 def _decides(plan: ChunkPlan) -> object:
-    """Return what is equal for plans that run the same."""
     schedulers = plan.schedulers.items()
     return plan.loss is None, {fqn: (each.decisions, each.recomputes) for fqn, each in schedulers}

@@ -48,7 +48,6 @@ def plan_from_json(held: Mapping[str, Any], machine: Machine, loss: Loss | None)
     """Return the plan that `plan_to_json` gave.
 
     Args:
-        held: JSON values.
         machine: device whose time is saved, in forwards that the plan does not know.
         loss: what the model goes on to, where the plan has planned it; `None`: nothing may become part.
 

@@ -24,14 +24,7 @@ from strategies.regions.rewind import noted_state
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanProof:
-    """The pass that proves a plan.
-
-    Fields:
-        model: plain model.
-        sample, kwargs: its inputs.
-        step: everything else in the training step.
-        training: whether the pass has a backward.
-    """
+    """The pass that proves a plan. `step`: everything else in the training step."""
 
     model: nn.Module
     sample: tuple[Any, ...]

@@ -46,10 +46,8 @@ class Rehearsal:
     Fields:
         model: plain model on the meta device.
         sample: positional inputs.
-        kwargs: inputs by keyword.
         device: device that the tensors pretend to be on.
         step: everything else in the training step.
-        training: true where the pass has a backward.
         opaque: FQNs of the modules that run as they are, with the reason, once forward is recorded.
         joins_loss: whether the model goes on to the loss of the step.
     """
@@ -117,7 +115,6 @@ class Rehearsal:
         return self.step.loss if self.joins_loss else None
 
     def _of_a_call(self, inputs: tuple[Any, ...], targets: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return what the model is called with."""
         return (*inputs, LossInputs(targets)) if self.joins_loss else inputs
 
     def cast(self) -> tuple[Shadow, tuple[Any, ...], Mapping[str, Any], tuple[Any, ...]]:

@@ -38,7 +38,6 @@ def tiled_plan(
     Args:
         model: a plain model in training.
         sample: positional inputs.
-        step: around the model.
         tiles: numbers of tiles by patterns of names of modules inside blocks.
 
     Raises:
@@ -138,7 +137,6 @@ def _region(window: Sequence[fx.Node], fqn: str) -> ChunkRegion:
 
 
 def _read(item: fx.Node | Loop) -> Iterator[fx.Node]:
-    """Yield what an operator or a loop reads."""
     if isinstance(item, fx.Node):
         yield from item.all_input_nodes
         return

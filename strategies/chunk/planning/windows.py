@@ -30,7 +30,6 @@ class LoopPosition(NamedTuple):
 
     Fields:
         items: all items of the schedule, in order.
-        at: position of the new loop.
         span: first and end position of the items that are new or in a new order.
     """
 
@@ -43,9 +42,7 @@ class LoopPlacer:
     """Finds the loops that fit around an operator of one graph; grows each region and makes each loop once.
 
     Args:
-        schedule: any schedule of the graph.
         finish: completes each new loop, or returns `None` to give it up.
-        trim: changes each new region.
         reach: operators on each side of the target that a loop can reach.
         cuts: beginnings and ends of windows that are tried.
         may_overlap: whether pictures may be cut inside; see `RegionGrower`.
@@ -79,7 +76,6 @@ class LoopPlacer:
 
         Args:
             items: items of the schedule, in order.
-            profile: profile of these items.
             low, high: first and last position of the range whose largest operator the loop holds.
         """
         first, last = _range_of_loop(items, low - self._reach, low, high, high + self._reach)
@@ -211,7 +207,6 @@ def _is_counter(node: fx.Node) -> bool:
 
 
 def _used_in(items: Sequence[fx.Node | Loop]) -> set[fx.Node]:
-    """Return the values that items use."""
     used: set[fx.Node] = set()
     for item in items:
         used.update((each.node for each in item.inputs) if isinstance(item, Loop) else item.all_input_nodes)

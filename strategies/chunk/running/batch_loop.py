@@ -35,7 +35,6 @@ class BatchProof:
     """The proof of calls of one kind.
 
     Fields:
-        guard: what that depends on.
         flow: how the batch goes through the model; `None` where it may not run in parts.
         graph: graph of the model for the whole batch.
     """
@@ -59,7 +58,6 @@ class BatchLoop:
     """The loop over the batch of a model.
 
     Fields:
-        length: samples of a chunk.
         proofs: what is known, by kind of the call.
         alike: what is known of modules of the same classes.
         chunks: how often the model ran in the latest call.
@@ -74,8 +72,6 @@ class BatchLoop:
         """Return the proof that a call may run in parts, `None` where it may not.
 
         Args:
-            module: the model.
-            call: call of its forward.
             prove: looks for a proof where none is known.
         """
         kind = call.kind, self.length
@@ -92,7 +88,6 @@ class BatchLoop:
         """Return what the model returns.
 
         Args:
-            proof: proof for the call.
             run: the forward, of `(args, kwargs)`.
             inputs: args and kwargs of the call.
         """

@@ -123,7 +123,6 @@ class ChunkedForward:
         opaque: FQNs, relative to the module, of inner modules that run as they are, with the reason.
         alike: programs that scopes of one class and schedule share.
         recorded: programs of scopes of the same class under any scheduler.
-        programs: programs of this scope.
         loss: what the model goes on to where its last input is `LossInputs`; only on the model itself.
         plan: plan of the whole model as JSON values; only on the model itself.
         batch: loop over the batch, which stands around all others; only on the model itself.
@@ -164,18 +163,13 @@ class ChunkedForward:
         return self._run(self._known(module, call), module, call.tensors)
 
     def prove(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Prove what runs for a call, and all that it calls.
-
-        Raises:
-            StrategyError: as of a call.
-        """
+        """Prove what runs for a call, and all that it calls. Raises StrategyError: as of a call."""
         if self.batch is None:
             self._known(module, Call.of("chunk", args, kwargs))
         else:
             self(module, args, kwargs)
 
     def _known(self, module: nn.Module, call: Call) -> ChunkProgram:
-        """Return the program for a call: a known one that fits, or a new one that is proven."""
         given: frozenset[int] = module.__dict__.pop(GIVEN, frozenset())
         refuse_global_hooks("chunk")
         if has_another_class(module):
@@ -215,7 +209,6 @@ class ChunkedForward:
         return self.batch.proof(module, call, partial(self._proven, module, call))
 
     def _proven(self, module: nn.Module, call: Call) -> BatchProof:
-        """Record a call, and what becomes of parts of its batch."""
         with _unobserved():
             graphs = self._graphs(module, call)
             flow, reads = BatchFlow.of(graphs), graphs[-1].reads
@@ -242,7 +235,6 @@ class ChunkedForward:
         return found
 
     def _new_program(self, module: nn.Module, call: Call, given: frozenset[int]) -> ChunkProgram:
-        """Return a program for a call that none is known for."""
         known = self.recorded.find((call.kind, given), lambda known: known.taken_over(module, call.tensors))
         if known is None or known.graph.constants:  # they are of another shadow
             return self._program(module, call, given)
@@ -302,7 +294,6 @@ class ChunkedForward:
         self.proofs.known.add(key)
 
     def _prove_with_samples(self, module: nn.Module, call: Call, given: frozenset[int]) -> None:
-        """Prove what runs for some samples of a call, which is mostly what runs for all of them."""
         inputs = call.args, call.kwargs
         part = first_samples(inputs)
         if part is inputs:
@@ -324,7 +315,6 @@ class ChunkedForward:
         return _on_to(forward, self.loss)(*args, **kwargs)
 
     def _run(self, program: ChunkProgram, module: nn.Module, tensors: tuple[Tensor, ...]) -> Any:
-        """Run a program, which has its casts, without autocast."""
         device = device_of(list(tensors)).type
         if not torch.is_autocast_enabled(device):
             return self._run_again(program, module, tensors)
@@ -356,7 +346,6 @@ class ChunkedForward:
         return ChunkProgram.of(graphs, self._code(graph, given), guard)
 
     def _graphs(self, module: nn.Module, call: Call) -> list[ScopeGraph]:
-        """Return the graphs of a call, those of inner scopes first."""
         refuse_unseen_calls(module, self.fqn, self.scopes, self.opaque)
         _refuse_parametrized(module)
         device = device_of(list(call.tensors))
@@ -451,8 +440,6 @@ def refuse_unseen_calls(scope: nn.Module, fqn: str, inner: frozenset[str], opaqu
     """Refuse modules inside a scope, or inside its inner ones, whose calls do what no program would.
 
     Args:
-        scope: module with a program.
-        fqn: its FQN, for messages.
         inner: FQNs, relative to `scope`, of inner scopes; programs call these.
         opaque: FQNs, relative to `scope`, of modules that run as they are, hooks inside of them included.
 

@@ -77,11 +77,6 @@ class Subject:
     """A program that shall stand in for the forward of a module.
 
     Fields:
-        module: the module.
-        fqn: its FQN, for messages.
-        graph: what was recorded of its forward.
-        plain: its own forward.
-        program: what shall run in its place.
         tolerance: how far numbers may be apart.
         given: positions of the tensors among the inputs that the program may overwrite.
     """
@@ -155,7 +150,6 @@ class Subject:
             raise self._refusal(f"it raises {said}", "use chunk=none, and report it") from error
 
     def _read_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors that the graph reads of modules, by FQN."""
         for node in self.graph.graph.find_nodes(op="get_attr"):
             owner, _, name = str(node.target).rpartition(".")
             try:
@@ -237,7 +231,6 @@ class _Ran:
     """The results of a run.
 
     Fields:
-        structure, leaves: outputs, without gradients.
         flags: whether each tensor among them has gradients.
         gradients: gradient of each input, parameter and tensor that the graph reads, by name.
         inputs: tensors among the inputs by position, as they are afterwards.
@@ -335,7 +328,6 @@ def _is_without_values(tensor: Tensor) -> bool:
 
 
 def _on_a_copy(tensor: Tensor, memories: dict[Hashable, Tensor]) -> Tensor:
-    """Return a tensor of the same layout on a copy of its memory, on one copy of one memory."""
     plain = tensor.detach()
     with torch.no_grad():
         if plain.layout is not torch.strided or plain.is_nested or plain.is_conj() or plain.is_neg():
@@ -348,7 +340,6 @@ def _on_a_copy(tensor: Tensor, memories: dict[Hashable, Tensor]) -> Tensor:
 
 
 def _gradients(leaves: Iterable[Any], wanted: Sequence[Tensor]) -> list[Tensor | None]:
-    """Return the gradients of tensors, for gradients of the outputs that are the same in each run."""
     results = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not results or not wanted:
         return [None] * len(wanted)
@@ -399,7 +390,6 @@ def _state_of(module: nn.Module) -> dict[str, object]:
 
 
 def _differing(state: Mapping[str, object], other: Mapping[str, object], allowed: Tolerance) -> Iterator[str]:
-    """Yield what is not the same in two states."""
     for name in dict.fromkeys((*state, *other)):
         one, two = state.get(name), other.get(name)
         if isinstance(one, Tensor) and isinstance(two, Tensor):
@@ -410,6 +400,5 @@ def _differing(state: Mapping[str, object], other: Mapping[str, object], allowed
 
 
 def _called(node: fx.Node) -> str:
-    """Return a node for a message: its operator, and the module that calls it."""
     module = node.meta.get("module")
     return f"{node.target} of {module!r}" if module else str(node.target)

@@ -23,7 +23,6 @@ def run_on_rows(
 
     Args:
         func: operator of ATen on pictures.
-        window: rows that it takes.
         axes: axis of the input, and that of the result.
         span: start and length of the chunk.
         x: chunk of the input, of shape (B, C, rows, ...).
