@@ -20,7 +20,6 @@ _FULL_ERROR = "HYDRA_FULL_ERROR"
 _SWEEP_FLAGS = ("-m", "--multirun")
 _GROUPS_WITHOUT_DEFAULT = ("hardware", "sweep")
 _OPTION_OF_A_MAPPING = re.compile(r"(model\.(kwargs|overrides)|ac\.kwargs|hardware\.flops_per_s)\.\w+=")
-_BARE_WORD = re.compile(r"[\w/][\w./:-]*")
 _AMBIGUOUS = re.compile(r"Ambiguous value for argument '(.*?)'")
 _OPTION_OF_A_GROUP = re.compile(r"(?!hydra\.)[a-z]\w*\.[\w.]+=")
 

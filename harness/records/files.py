@@ -99,7 +99,7 @@ def write_once(path: Path, content: str, *, within: Path | None = None) -> None:
                 os.unlink(temporary, dir_fd=folder)
 
 
-def new_file(path: Path, *, within: Path | None = None, mode: int = OWN) -> IO[bytes]:
+def new_file(path: Path, *, within: Path | None = None) -> IO[bytes]:
     """Return a new and empty file, open to be appended to, in place of whatever stood there.
 
     Raises:
@@ -109,7 +109,7 @@ def new_file(path: Path, *, within: Path | None = None, mode: int = OWN) -> IO[b
         for _ in range(_MOST_ATTEMPTS):
             _remove(path.name, folder)
             with suppress(FileExistsError):
-                return _new(path.name, folder, mode)
+                return _new(path.name, folder, OWN)
     raise FileExistsError(errno.EEXIST, "somebody else makes files of this name", str(path))
 
 
@@ -261,14 +261,14 @@ def read_bytes(path: Path, most_bytes: int) -> bytes:
     return content
 
 
-def read_private(path: Path, *, within: Path | None = None) -> bytes:
+def read_private(path: Path) -> bytes:
     """Return the content of a file of mode `OWN` that the same user has written through this door.
 
     Raises:
         ForeignFileError: it belongs to somebody else, others may read or write it, or it is no plain file.
         OSError: it cannot be opened.
     """
-    with _opened(path.parent, within) as folder, _named(path):
+    with _opened(path.parent, None) as folder, _named(path):
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(path.name, flags, dir_fd=folder)
     with open(descriptor, "rb") as file:  # noqa: PTH123 (a descriptor)

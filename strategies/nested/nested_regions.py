@@ -83,18 +83,6 @@ def nest(paths: Sequence[Path], names: Sequence[str], where: str) -> tuple[Neste
     return tuple(_regions(paths, names, where, depth=0, start=0, stop=len(paths)))
 
 
-def every_region(regions: Sequence[NestedRegion]) -> Iterator[NestedRegion]:
-    """Yield each region before those inside it."""
-    for region in regions:
-        yield region
-        yield from every_region(region.regions)
-
-
-def enclosing(regions: Sequence[NestedRegion], position: int) -> int:
-    """Return how many regions hold the node at `position`."""
-    return sum(region.start <= position < region.stop for region in every_region(regions))
-
-
 def even_paths(count: int, levels: Sequence[int], where: str) -> tuple[Path, ...]:
     """Return the paths of `count` nodes in `levels[0]` regions, each of `levels[1]` regions, and so on.
 

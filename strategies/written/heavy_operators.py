@@ -80,18 +80,9 @@ def rules_of(
     }
 
 
-def kept_bytes(operators: Mapping[str, Sequence[HeavyOperator]], rules: Mapping[str, BlockRules]) -> int:
-    """Return the bytes of the results that rules keep."""
-    return sum(each.result_bytes for each in _all(operators) if each.rule in rules[each.fqn].keep)
-
-
 def recomputed_flops(
     operators: Mapping[str, Sequence[HeavyOperator]], rules: Mapping[str, BlockRules]
 ) -> int:
     """Return the FLOPs that run again under rules."""
-    again = (each for each in _all(operators) if each.rule not in rules[each.fqn].keep)
-    return sum(each.flops for each in again if each.runs_again)
-
-
-def _all(operators: Mapping[str, Sequence[HeavyOperator]]) -> list[HeavyOperator]:
-    return [each for found in operators.values() for each in found]
+    every = (each for found in operators.values() for each in found)
+    return sum(each.flops for each in every if each.runs_again and each.rule not in rules[each.fqn].keep)
