@@ -15,8 +15,8 @@ from inspect import Parameter, signature
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 import yaml
-from torch.utils.checkpoint import CheckpointPolicy
 
 from strategies.base import StrategyError
 from strategies.regions import operator_names, recomputation, region, selectors
@@ -151,7 +151,7 @@ class _OfTorch:
             StrategyError: it says neither a policy nor true or false.
         """
         answer = self.function(ctx, op, *args, **kwargs)
-        if not isinstance(answer, bool | CheckpointPolicy):
+        if not isinstance(answer, bool | torch.utils.checkpoint.CheckpointPolicy):
             problem = f"the policy answers {answer!r} for {op}; return a CheckpointPolicy of torch, or a bool"
             raise StrategyError(self.where, problem)
         return answer
