@@ -28,6 +28,7 @@ COST = "cost"
 """Property of a report: CPU seconds, whether the test is marked `slow`, and the machine's slowness, which is
 measured only after a test that may fail the run."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_LONGEST = 1 << 20  # bytes of a file of /proc
 
 
 class CpuTime:
@@ -45,8 +46,7 @@ class CpuTime:
         self._slow: set[str] = set()
         self._before_s = 0.0
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_logstart(self) -> None:
+    def pytest_collection_finish(self) -> None:
         self._before_s = cpu_s()
 
     @pytest.hookimpl(wrapper=True)
@@ -55,10 +55,11 @@ class CpuTime:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         now_s = cpu_s()
-        spent_s = now_s - self._before_s
+        spent_s, times_slower, self._before_s = now_s - self._before_s, 1.0, now_s
+        if spent_s > FAILS_S:
+            times_slower, self._before_s = slowness(), cpu_s()
         is_slow = item.get_closest_marker("slow") is not None
-        report.user_properties = [(COST, (spent_s, is_slow, slowness() if spent_s > FAILS_S else 1.0))]
-        self._before_s = cpu_s()
+        report.user_properties = [(COST, (spent_s, is_slow, times_slower))]
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -129,7 +130,7 @@ def slowness() -> float:
 
 def _tree_s(process: int) -> float:
     try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        fields = _read(f"/proc/{process}/stat").rpartition(b")")[2].split()
     except OSError:  # it has ended
         return 0.0
     own_s = sum(map(int, fields[11:15])) / _TICKS_PER_S  # user and system, its own and of what it waited for
@@ -139,6 +140,15 @@ def _tree_s(process: int) -> float:
 def _children(process: int) -> list[int]:
     """Return what the first thread of a process has started and not waited for."""
     try:
-        return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+        return [int(child) for child in _read(f"/proc/{process}/task/{process}/children").split()]
     except OSError:
         return []
+
+
+def _read(path: str) -> bytes:
+    """Return a file of /proc, of every process three times a test; `Path` takes three times as long."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(file, _LONGEST)
+    finally:
+        os.close(file)
