@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, ScheduleInterleavedZeroBubble
-from torch.multiprocessing.spawn import ProcessRaisedException, spawn
+from torch.multiprocessing.spawn import ProcessRaisedException, start_processes
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
@@ -172,7 +172,7 @@ if __name__ == "__main__":
     ways = ("plain", "by_torch", "once", "selective_once", "selective_by_torch")
     with tempfile.TemporaryDirectory() as folder:
         try:
-            spawn(run, args=(folder, ways), nprocs=RANKS)
+            start_processes(run, args=(folder, ways), nprocs=RANKS, start_method="fork")  # imports once
         except ProcessRaisedException as error:  # of the last way
             (line, *_) = [line for line in str(error).splitlines() if "extra time" in line]
             sys.stdout.write(f"selective_by_torch: {line}\n")
