@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -130,12 +131,18 @@ class LoopPlacer:
                     yield trimmed
 
     def _loop(self, region: ChunkRegion, outside: set[fx.Node]) -> Loop | None:
-        """Return a region as a loop with the smallest chunks; see `make_loop`."""
-        key = region, frozenset(outside.intersection(region.members))
+        """Return a region as a loop with the smallest chunks; see `make_loop`.
+
+        Windows of other lengths give regions of the same members, whose loops are equal but for the region.
+        """
+        used = frozenset(outside.intersection(region.members))
+        parts = tuple(region.members), tuple(region.axes.values()), tuple(region.needs.values())
+        key = parts, region.copies, region.has_sliced_inputs, used
         if key not in self._loops:
             loop = make_loop(region, outside, 1, self._storages)
             self._loops[key] = loop and self._finish(loop)
-        return self._loops[key]
+        known = self._loops[key]
+        return known if known is None or known.region is region else replace(known, region=region)
 
     def _cheapest_cuts(
         self, items: Sequence[fx.Node | Loop], profile: Profile, positions: range
