@@ -86,6 +86,7 @@ class TrainingSearch:
         self._is_large = _is_large(first)
         self._placer = placer or placer_of(first)
         self._keeping: dict[Hashable, Loop | None] = {}
+        self._sized: dict[tuple[Loop, int], Loop] = {}
 
     def path(self, others: Sequence[PassOption] = ()) -> list[PassOption]:
         """Return options of less and less memory, the first with nothing chunked.
@@ -241,7 +242,9 @@ class TrainingSearch:
         """Return the pass with chunks of `length` in the loop at a position; `profile` is that of `items`."""
         loop = items[at]
         assert isinstance(loop, Loop)
-        changed = [*items[:at], loop.with_length(length), *items[at + 1 :]]
+        if (loop, length) not in self._sized:  # one loop of each length, whose time is known then
+            self._sized[loop, length] = loop.with_length(length)
+        changed = [*items[:at], self._sized[loop, length], *items[at + 1 :]]
         moved = None if profile is None else _moved(profile, loop, at, length)
         return self._option(self._with(planned, changed), moved)
 

@@ -69,6 +69,7 @@ class LoopPlacer:
         self._grown: dict[Any, list[ChunkRegion]] = {}
         self._from_seed: dict[Any, dict[Any, tuple[ChunkRegion, ChunkRegion] | None]] = {}
         self._loops: dict[Any, Loop | None] = {}
+        self._equal: dict[Any, Loop | None] = {}
 
     def positions(
         self, items: list[fx.Node | Loop], profile: Profile, low: int, high: int
@@ -136,13 +137,15 @@ class LoopPlacer:
         Windows of other lengths give regions of the same members, whose loops are equal but for the region.
         """
         used = frozenset(outside.intersection(region.members))
-        parts = tuple(region.members), tuple(region.axes.values()), tuple(region.needs.values())
-        key = parts, region.copies, region.has_sliced_inputs, used
-        if key not in self._loops:
-            loop = make_loop(region, outside, 1, self._storages)
-            self._loops[key] = loop and self._finish(loop)
-        known = self._loops[key]
-        return known if known is None or known.region is region else replace(known, region=region)
+        if (region, used) not in self._loops:
+            parts = tuple(region.members), tuple(region.axes.values()), tuple(region.needs.values())
+            key = parts, region.copies, region.has_sliced_inputs, used
+            if key not in self._equal:
+                loop = make_loop(region, outside, 1, self._storages)
+                self._equal[key] = loop and self._finish(loop)
+            known = self._equal[key]
+            self._loops[region, used] = known and replace(known, region=region)
+        return self._loops[region, used]
 
     def _cheapest_cuts(
         self, items: Sequence[fx.Node | Loop], profile: Profile, positions: range
