@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ OTHERS_BEFORE = (
 )
 """What Python warns of."""
 
+_kind_of = attrgetter("shape", "dtype", "device", "requires_grad")
 _INPUT = "input "
 _DOUBLE = "float64 "
 _FLOATING = ("float", "bfloat")
@@ -49,9 +51,7 @@ def size_key(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
     It costs less to find.
     """
-    found: list[Any] = [
-        (each.shape, each.dtype, each.device, each.requires_grad) for each in tensors_in((args, kwargs))
-    ]
+    found: list[Any] = list(map(_kind_of, tensors_in((args, kwargs))))
     _add_parameters(module, found)
     return found
 
@@ -60,7 +60,7 @@ def _add_parameters(module: nn.Module, found: list[Any]) -> None:
     """Add names, identities and sizes: one parameter under two names is one, as long as it is the same."""
     for name, each in module._parameters.items():  # noqa: SLF001 (a tenth of the time of named_parameters)
         if each is not None:
-            found.append((name, id(each), each.shape, each.dtype, each.device, each.requires_grad))
+            found.append((name, id(each), *_kind_of(each)))
     for name, child in module._modules.items():  # noqa: SLF001
         if child is not None:
             found.append(name)

@@ -36,6 +36,10 @@ class MayBeLate(Protocol):
 
     is_late: bool
 
+    @property
+    def layout(self) -> MemoryLayout:
+        """Return its place in its storage."""
+
 
 class JustSaved:
     """Own values of a block that autograd has saved since the last operator.
@@ -47,18 +51,18 @@ class JustSaved:
         identify: returns the identity of a tensor's storage.
 
     Attributes:
-        values: they, each with the identity of its storage and its layout.
+        values: they, each with the identity of its storage.
     """
 
     __slots__ = ("_identify", "values")
 
     def __init__(self, identify: Callable[[Tensor], int | None]) -> None:
         self._identify = identify
-        self.values: list[tuple[MayBeLate, int, MemoryLayout]] = []
+        self.values: list[tuple[MayBeLate, int]] = []
 
-    def add(self, saved: MayBeLate, identity: int, layout: MemoryLayout) -> None:
-        """Take note of what was saved, with the identity of its storage and its layout."""
-        self.values.append((saved, identity, layout))
+    def add(self, saved: MayBeLate, identity: int) -> None:
+        """Take note of what was saved, with the identity of its storage."""
+        self.values.append((saved, identity))
 
     def clear(self) -> None:
         """Hold nothing more."""
@@ -71,10 +75,10 @@ class JustSaved:
         latest = self.values[-_FACTORS:]
         self.values.clear()
         factors = factors_of(func, args)
-        if factors and are_large([layout for *_, layout in latest]):
+        if factors and are_large([saved.layout for saved, _ in latest]):
             identities = [self._identify(each) for each in factors]
-            if Counter(identities) == Counter(identity for _, identity, _ in latest):
-                for saved, *_ in latest:
+            if Counter(identities) == Counter(identity for _, identity in latest):
+                for saved, _ in latest:
                     saved.is_late = True
 
 
@@ -156,6 +160,12 @@ class KeptTicket:
         self._expected = saved._version  # noqa: SLF001 (as autograd checks it)
         self.is_late = False
 
+    @property
+    def layout(self) -> MemoryLayout:
+        """The layout of the tensor, until it is redeemed."""
+        assert self._tensor is not None, "it has not been redeemed"
+        return MemoryLayout.of(self._tensor, self._tensor)
+
     def __call__(self) -> Tensor:
         """Return what backward gets.
 
@@ -167,7 +177,7 @@ class KeptTicket:
         if tensor is None or not self.is_late:
             del tensor
             return self._redeem()
-        layout, device = MemoryLayout.of(tensor, tensor), tensor.device
+        layout, device = self.layout, tensor.device
         del tensor
         return given(self._redeem, layout, device)
 

@@ -9,6 +9,7 @@ each such storage is looked up when it is used, so that no rewired forward passe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,10 +19,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from strategies.estimate.liveness import key_of
 from strategies.step.needed import needed
-from strategies.step.operator_facts import facts_of
+from strategies.step.operator_facts import OperatorFacts, facts_of
 
-PASSED, NOTED, NOTED_SIMPLY = range(3)
-"""Not at all; with all that operators can do; as one that does nothing but make tensors of others."""
+PASSED, NOTED, NOTED_SIMPLY, HELD = range(4)
+"""Not at all; with all that operators can do; as one that does nothing but make tensors of others, or tensors
+that all stay."""
 
 _DETACH = torch.ops.aten.detach.default
 
@@ -32,12 +34,14 @@ class Entry(NamedTuple):
     Fields:
         call: runs it, as calling it would.
         number: how many run before it that plans count.
+        facts: what is known of the operator.
     """
 
     operator: Any
     call: Callable[..., Any]
     number: int
     how: int
+    facts: OperatorFacts
 
 
 class OperatorOrder(NamedTuple):
@@ -88,26 +92,30 @@ class OrderWriter:
         if key not in self._outside:
             self._outside[key] = StorageWeakRef(outside.untyped_storage())
 
-    def order(self, held: Iterable[int], written: Iterable[object], count: int) -> OperatorOrder:
+    def order(
+        self, held: AbstractSet[tuple[int, int]], written: Iterable[object], count: int
+    ) -> OperatorOrder:
         """Return the order.
 
         Args:
-            held: numbers of operators of which something is kept.
+            held: what stays: numbers of operators, each with that of a result.
             written: storages that were written to, as `reads` had them: all who read them are noted.
             count: how many operators plans count.
         """
         readers = (number for home in written for number in self._readers.get(id(home), ()))
-        noted = needed({*self._noted, *held, *readers}, lambda number: self._reads.get(number, ()))
+        first = {*self._noted, *(number for number, _ in held), *readers}
+        noted = needed(first, lambda number: self._reads.get(number, ()))
         entries = (
             Entry(
                 func,
                 getattr(func, "_op", func),
                 number,
-                _how(func, is_noted=number in noted, is_counted=is_counted),
+                _how(func, number, held, is_noted=number in noted, is_counted=is_counted),
+                facts_of(func),
             )
             for func, number, is_counted in self._found
         )
-        end = Entry(None, _DETACH, count, PASSED)
+        end = Entry(None, _DETACH, count, PASSED, facts_of(_DETACH))
         return OperatorOrder(tuple(entries), end, frozenset(self._outside), tuple(self._outside.values()))
 
 
@@ -191,7 +199,9 @@ class _Known:
     is_left: bool = False
 
 
-def _how(func: Any, *, is_noted: bool, is_counted: bool) -> int:
+def _how(
+    func: Any, number: int, held: AbstractSet[tuple[int, int]], *, is_noted: bool, is_counted: bool
+) -> int:
     if not is_counted:
         return NOTED if func is _DETACH else PASSED
     if not is_noted:
@@ -200,4 +210,6 @@ def _how(func: Any, *, is_noted: bool, is_counted: bool) -> int:
     is_simple = facts.is_fresh and not (
         facts.writes or facts.is_untagged or facts.is_collective or facts.makes_list
     )
-    return NOTED_SIMPLY if is_simple else NOTED
+    if not is_simple:
+        return NOTED
+    return HELD if all((number, result) in held for result in range(facts.makes)) else NOTED_SIMPLY

@@ -148,7 +148,7 @@ class OrderedMode(OperatorMode):
             if types or pause.is_on or not self.is_in_order or _mode_of(_FAKE) is not None:
                 return others(func, types, args, kwargs)
             entry = next(following, end)
-            expected, call, number, how = entry
+            expected, call, number, how, _ = entry
             if expected is not func:
                 self.is_in_order, self._count = False, number
                 return others(func, types, args, kwargs)

@@ -396,10 +396,10 @@ class _Watch(StepRecorder):
             placed = placed_as(saved) if isinstance(saved, DTensor) else None
             saved_on = saved.device
             layout = MemoryLayout.of(saved, local)
-        saving = _Saving(storage, call)
+        saving = _Saving(storage, call, layout)
         self._savings.append(saving)
         if self._makers.get(storage) == call:
-            self._saved.add(saving, storage, layout)
+            self._saved.add(saving, storage)
 
         def redeem() -> Tensor:
             """Return the value, noted as asked for now, in the placement that was saved."""
@@ -548,6 +548,7 @@ class _Saving:
 
     Fields:
         storage, call: their numbers; `OUTSIDE` of a call that is none any more.
+        layout: where in the storage it lies.
         asked: life of each copy that backward got, the moment, and the name of the node that asked for it.
         released: moment at which the graph let go of it; `None` where it never did.
         is_late: whether backward reads it later than it asks for it.
@@ -555,6 +556,7 @@ class _Saving:
 
     storage: int
     call: int
+    layout: MemoryLayout
     asked: list[tuple[int, int, str]] = field(default_factory=list)
     released: int | None = None
     is_late: bool = False

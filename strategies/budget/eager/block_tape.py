@@ -26,10 +26,10 @@ from strategies.regions.host_copies import HostLedger
 from strategies.regions.saved_tensors import Packed, hooks_around, kept, local_of, packed_by
 from strategies.regions.versions import PLAIN, Version, version_of
 from strategies.step.before_blocks import signature_of
-from strategies.step.late_value import KeptTicket, given
+from strategies.step.late_value import KeptTicket
 from strategies.step.memory_layout import MemoryLayout, copied, dense_of
 from strategies.step.operator_facts import OperatorFacts, drawn_from, facts_of
-from strategies.step.operator_order import NOTED_SIMPLY, Entry
+from strategies.step.operator_order import HELD, NOTED, Entry
 from strategies.step.ordered_mode import OrderedMode, storage_of
 
 _CAST = "aten._to_copy.default"
@@ -267,15 +267,14 @@ class BlockTape(OrderedMode):
 
     def note_ordered(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator of the order, and note it: briefly, where it only makes tensors of others."""
-        facts, number, func = facts_of(entry.operator), entry.number, entry.operator
-        if entry.how != NOTED_SIMPLY or facts.draws(args, kwargs):
-            return self.note(func, args, kwargs)
-        self._require_planned(facts)
+        _, call, number, how, facts = entry
+        if how == NOTED or (facts.is_random and facts.draws(args, kwargs)):
+            return self.note(entry.operator, args, kwargs)
         operator = None
-        if not self._is_held(facts, ()):
+        if how != HELD:
             read = [self._read(each) for each in args]
-            operator = TapedOperator(number, facts.name, func, read, self._read(kwargs) if kwargs else {})
-        result = entry.call(*args, **kwargs)
+            operator = TapedOperator(number, facts.name, call, read, self._read(kwargs) if kwargs else {})
+        result = call(*args, **kwargs)
         self._count = number + 1
         for position, tensor in enumerate((result,) if type(result) is Tensor else tensors_in(result)):
             dense = dense_of(tensor)
@@ -300,7 +299,8 @@ class BlockTape(OrderedMode):
         """Return what the graph holds for `saved`."""
         is_plain = type(saved) in PLAIN
         dense = dense_of(saved)
-        home = None if dense is None else self._homes.get(key_of(dense))
+        key = 0 if dense is None else key_of(dense)
+        home = self._homes.get(key)
         if dense is None or home is None or home.address is None:
             if dense is not None and not self.prove_outside(dense):
                 self.leave_order()
@@ -313,7 +313,7 @@ class BlockTape(OrderedMode):
         if is_plain and self._keeps(home.address):
             held = KeptTicket(saved)
             if home.address >= (len(self._fates.plan.before), 0):
-                self._saved.add(held, key_of(dense), MemoryLayout.of(saved, dense))
+                self._saved.add(held, key)
             return held
         if is_plain:
             version = version_of(saved)
@@ -321,30 +321,25 @@ class BlockTape(OrderedMode):
             with self._pause:
                 version = version_of(saved)
         layout = MemoryLayout.of(saved, dense)
-        ticket = SliceTicket(home.latest, layout, version, self._pause)
+        ticket = SliceTicket(home.latest, layout, version, self._pause, saved.device)
         home.tickets.append(weakref.ref(ticket))
         if home.address >= (len(self._fates.plan.before), 0):
-            self._saved.add(ticket, key_of(dense), layout)
-        return self._redeemer(ticket, saved.device)
+            self._saved.add(ticket, key)
+        return self._redeemer(ticket)
 
     def _keeps(self, address: Address) -> bool:
         """Say whether a value is on the device until it is redeemed, and nobody waits for other modules."""
         return not self._waits and address in self._fates.held and address not in self._fates.on_host
 
-    def _redeemer(self, ticket: SliceTicket, device: torch.device) -> Packed:
-        """Return what redeems a ticket for a value on `device`."""
-        return partial(self._give, ticket, device)
+    def _redeemer(self, ticket: SliceTicket) -> Packed:
+        """Return what redeems a ticket."""
+        return partial(self._give, ticket) if self._waits else ticket
 
-    def _give(self, ticket: SliceTicket, device: torch.device) -> Tensor:
-        """Return what backward gets for a ticket."""
+    def _give(self, ticket: SliceTicket) -> Tensor:
+        """Return what backward gets for a ticket; a call that waits for its other modules ends."""
         if self._end_early is not None:
             self._end_early()
-        if not ticket.is_late:
-            return self._redeem(ticket)
-        return given(partial(self._redeem, ticket), ticket.layout, device)
-
-    def _redeem(self, ticket: SliceTicket) -> Tensor:
-        return ticket.redeem()
+        return ticket()
 
     def finish(self) -> None:
         """Let go of everything but what tickets need.
@@ -357,12 +352,17 @@ class BlockTape(OrderedMode):
         if problem is not None:
             self._leave_plan(problem)
         if self._writer is not None and self.is_as_planned:
-            held = (operator for operator, _ in self._fates.held)
-            self.order = self._writer.order(held, self._written_homes, self._count)
+            self.order = self._writer.order(self._fates.held, self._written_homes, self._count)
         for home in self._written_homes:
             home.update_tickets()
         self._written_homes = []
-        homes = [home for home in self._homes.values() if self._is_held_home(home)]
+        held, homes = self._fates.held, []
+        for home in self._homes.values():
+            if home.address in held:
+                home.latest.maker = None  # nothing makes it again
+            elif home.address is not None:
+                continue
+            homes.append(home)
         self._homes = {}
         for home in homes:
             self._settle(home)
@@ -521,13 +521,6 @@ class BlockTape(OrderedMode):
         home = self._homes[key_of(dense)] = StorageHome(tensor, dense, content, address)
         if address not in self._fates.held:
             home.let_go(dense)
-
-    def _is_held_home(self, home: StorageHome) -> bool:
-        """Say whether a storage stays; nothing makes it again then."""
-        if home.address in self._fates.held:
-            home.latest.maker = None
-            return True
-        return home.address is None
 
     def _settle(self, home: StorageHome) -> None:
         """Hold a storage for those that read it in backward."""

@@ -183,11 +183,13 @@ class TapedOperator:
         self._made: list[tuple[int, weakref.ref[Content]]] = []
         self._written: list[tuple[Reading, weakref.ref[Content]]] = []
 
-    def readings(self) -> Iterator[Reading]:
-        """Yield what it reads."""
-        yield from _readings(self._args)
+    def readings(self) -> list[Reading]:
+        """Return what it reads."""
+        found: list[Reading] = []
+        _add_readings(self._args, found)
         if self._kwargs:
-            yield from _readings(self._kwargs)
+            _add_readings(self._kwargs.values(), found)
+        return found
 
     def makes(self, result: int, content: Content) -> None:
         """Take note that its result of that number lies on a storage of its own."""
@@ -234,7 +236,7 @@ class TapedOperator:
 
     def run(self) -> None:
         """Run again, and fill what it makes; what it alone has read is gone then."""
-        readings = list(self.readings()) if self._written else []
+        readings = self.readings() if self._written else []
         shared = [(reading, weakref.ref(reading.content)) for reading, _ in self._written if reading.content]
         for reading in readings:
             reading.let_go()
@@ -356,23 +358,24 @@ def needed_operators(
     """
     found: dict[int, TapedOperator] = {}
 
-    def missing(reads: Iterable[Content], reader: TapedOperator | None = None) -> Iterator[int]:
-        for each in reads:
-            if not each.is_at_hand():
-                maker = each.maker
-                assert maker is not None, "a content is there, or something makes it"
-                found[maker.number] = maker
-                yield maker.number
-            elif reader is not None:
-                each.refuse_change(reader)
-                refuse(each, reader)
+    def missing(content: Content, reader: TapedOperator | None = None) -> Iterable[int]:
+        if not content.is_at_hand():
+            maker = content.maker
+            assert maker is not None, "a content is there, or something makes it"
+            found[maker.number] = maker
+            return (maker.number,)
+        if reader is not None:
+            content.refuse_change(reader)
+            refuse(content, reader)
+        return ()
 
-    def before(number: int) -> Iterator[int]:
+    def before(number: int) -> list[int]:
         operator = found[number]
-        read = (reading.content for reading in operator.readings())
-        return missing((each for each in read if each is not None and id(each) not in ends), operator)
+        read = [reading.content for reading in operator.readings()]
+        wanted = (each for each in read if each is not None and id(each) not in ends)
+        return [maker for each in wanted for maker in missing(each, operator)]
 
-    needed(missing(contents), before)
+    needed([maker for each in contents for maker in missing(each)], before)
     return found
 
 
@@ -395,12 +398,15 @@ def _repeated(value: Any, stand_ins: dict[Content, Content]) -> Any:
     return [_repeated(each, stand_ins) for each in value] if type(value) in {list, tuple} else value
 
 
-def _readings(values: Any) -> Iterator[Reading]:
-    for value in values.values() if isinstance(values, dict) else values:
-        if type(value) is Reading:
-            yield value
-        elif isinstance(value, list | tuple | dict):
-            yield from _readings(value)
+def _add_readings(values: Iterable[Any], found: list[Reading]) -> None:
+    for value in values:
+        kind = type(value)
+        if kind is Reading:
+            found.append(value)
+        elif kind is list:
+            _add_readings(value, found)
+        elif kind is dict:
+            _add_readings(value.values(), found)
 
 
 def _given(value: Any, tensor_of: Callable[[Reading], Tensor]) -> Any:

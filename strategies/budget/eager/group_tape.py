@@ -203,15 +203,15 @@ class GroupedTape(BlockTape):
         super().close()
         self._is_open = False
 
-    def _redeemer(self, ticket: SliceTicket, device: torch.device) -> Packed:
+    def _redeemer(self, ticket: SliceTicket) -> Packed:
         self._tickets.append(weakref.ref(ticket))
-        return super()._redeemer(ticket, device)
+        ticket.before = self._run_second
+        return super()._redeemer(ticket)
 
-    def _redeem(self, ticket: SliceTicket) -> Tensor:
+    def _run_second(self) -> None:
         if not self._is_open:
             with torch.no_grad(), self._pause:
                 self._second.run()
-        return ticket.redeem()
 
     def _write(
         self, operator: TapedOperator | None, facts: Any, home: StorageHome, written: Iterable[StorageHome]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from strategies.budget.eager.contents import Content, compute
 from strategies.regions.split_backward import runs_again
 from strategies.regions.versions import Version, modified
-from strategies.step.late_value import second_backward
+from strategies.step.late_value import given, second_backward
 from strategies.step.memory_layout import MemoryLayout
 from strategies.step.ordered_mode import Pause
 
@@ -21,18 +23,28 @@ class SliceTicket:
         layout: where in it the tensor lies.
         version: version of the tensor when it was saved, as autograd counts it.
         pause: on while the ticket is redeemed.
+        device: of the tensor.
 
     Attributes:
         layout: the layout.
+        device: the device.
+        before: runs before the value is made.
         is_late: whether backward reads the value later than it asks for it.
     """
 
-    __slots__ = ("__weakref__", "_content", "_pause", "_version", "is_late", "layout")
+    __slots__ = ("__weakref__", "_content", "_pause", "_version", "before", "device", "is_late", "layout")
 
-    def __init__(self, content: Content, layout: MemoryLayout, version: Version, pause: Pause) -> None:
+    def __init__(
+        self, content: Content, layout: MemoryLayout, version: Version, pause: Pause, device: torch.device
+    ) -> None:
         self._content: Content | None = content
-        self.layout, self._version, self._pause = layout, version, pause
+        self.layout, self._version, self._pause, self.device = layout, version, pause, device
         self.is_late = False
+        self.before: Callable[[], None] | None = None
+
+    def __call__(self) -> Tensor:
+        """Return what backward gets."""
+        return given(self.redeem, self.layout, self.device) if self.is_late else self.redeem()
 
     @property
     def content(self) -> Content | None:
@@ -54,6 +66,8 @@ class SliceTicket:
             StrategyError: it was redeemed before, or something that it needs was changed since.
             RuntimeError: it was written to in place, in the words of autograd.
         """
+        if self.before is not None:
+            self.before()
         content = self._content
         if not runs_again():
             self._content = None
@@ -65,12 +79,14 @@ class SliceTicket:
         asked = [content]
         del content
         had_grad = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)  # noqa: SLF001 (a third of the time of its context)
+        if had_grad:
+            torch._C._set_grad_enabled(False)  # noqa: SLF001 (a third of the time of its context)
         self._pause.is_on = True
         try:
             tensor = self.layout.on(compute(asked))
         finally:
             self._pause.is_on = False
-            torch._C._set_grad_enabled(had_grad)  # noqa: SLF001 (as above)
+            if had_grad:
+                torch._C._set_grad_enabled(True)  # noqa: SLF001 (as above)
         self._version.refuse_past(tensor)
         return tensor

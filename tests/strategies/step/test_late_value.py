@@ -240,7 +240,7 @@ def test_a_tape_lets_both_factors_be_read_late(
         late.append(layout)
         return given(redeem, layout, device)
 
-    monkeypatch.setattr("strategies.budget.eager.block_tape.given", noted)
+    monkeypatch.setattr("strategies.budget.eager.slice_ticket.given", noted)
     block = Gated()
     enclose(block, BlockPlan(fqn="gated"))
     with mode():
