@@ -8,6 +8,8 @@ other packages are rows without numbers where these are missing:
     pip install --no-deps --target FOLDER torchtitan tyro docstring_parser typeguard spmd-types
     pip install --no-deps --target FOLDER pulp pwlf ckptplan
     PYTHONPATH=FOLDER python -m bench.peers [--workloads gpt llama llama_softmax vit] [--only rotor]
+
+`--workloads` also takes networks that nothing was tuned on: `convnext2 fnet griffin poolformer regnet`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from bench.peers import blockwise, compiler, libraries, rotor, sac
 from bench.peers.compared import Compared, Comparison
 from bench.peers.ours import Ablation
 from bench.peers.peer import Peer
-from bench.peers.workload import WORKLOADS, Workload
+from bench.peers.workload import KNOWN, WORKLOADS, Workload
 from bench.table import ratio_words, table_of
 
 SHARES = tuple(share / 100 for share in range(20, 101, 5))
@@ -39,7 +41,7 @@ VERDICTS = ("ahead", "equal", "behind", "no plan", "not run")
 def main(words: Sequence[str]) -> int:
     """Compare, print the tables, write the JSON; return 1 where a plan breaks its budget."""
     arguments = parser(__doc__, "peers")
-    arguments.add_argument("--workloads", nargs="+", choices=[*WORKLOADS], default=[*WORKLOADS])
+    arguments.add_argument("--workloads", nargs="+", choices=[*KNOWN], default=[*WORKLOADS])
     arguments.add_argument("--only", default="", help="peers whose name has this")
     arguments.add_argument("--turns", type=int, default=6, help="timed steps of each; 0: none")
     chosen = arguments.parse_args(words)
@@ -47,7 +49,7 @@ def main(words: Sequence[str]) -> int:
     rows: list[Compared] = []
     ablations: list[Ablation] = []
     for name in chosen.workloads:
-        workload = WORKLOADS[name]
+        workload = KNOWN[name]
         with workload.kernels():
             comparison = Comparison(workload, chosen.turns)
             for peer in peers(workload):
@@ -59,7 +61,7 @@ def main(words: Sequence[str]) -> int:
         Group(_table(rows), _ablation_table(ablations), *_summaries(rows)),
         chosen.out,
         protocol={
-            "workloads": {name: WORKLOADS[name].overrides for name in chosen.workloads},
+            "workloads": {name: KNOWN[name].overrides for name in chosen.workloads},
             "turns": chosen.turns,
             "threads": 1,
             "packages": libraries.versions(),

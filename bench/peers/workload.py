@@ -27,6 +27,8 @@ _OF_TRANSFORMERS = (
     "model.layers_fqn=model.layers",
     "model.overrides={intermediate_size: 384}",
 )
+_OF_CLASS = ("model.width=null", "model.n_heads=null", "model.n_layers=null")
+_STAGES = "model.overrides={hidden_sizes: [16, 16, 32, 64], depths: [1, 1, 2, 4], groups_width: 8}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +117,7 @@ class Workload:
         return found
 
 
-WORKLOADS: Mapping[str, Workload] = {
+WORKLOADS: dict[str, Workload] = {
     each.name: each
     for each in (
         Workload("gpt", ("model=gpt_nano", _EIGHT, *SIZES)),
@@ -129,6 +131,23 @@ WORKLOADS: Mapping[str, Workload] = {
     )
 }
 """Workloads by name."""
+
+_SMALL = ("model.n_layers=4", "model.width=64", "batch_size=4", "mesh.device=cpu", "ac=none")
+KNOWN: Mapping[str, Workload] = WORKLOADS | {
+    name: Workload(name, ("model=hf", f"model.config_class={config}Config", *_SMALL, *changes))
+    for name, config, *changes in (
+        ("convnext2", "ConvNextV2", *_OF_CLASS, _STAGES.replace(", groups_width: 8", "")),
+        ("fnet", "FNet", "model.n_heads=null", "model.overrides={intermediate_size: 256}"),
+        (
+            "griffin",
+            "RecurrentGemma",
+            "model.overrides={intermediate_size: 192, lru_width: 64, head_dim: 16}",
+        ),
+        ("poolformer", "PoolFormer", *_OF_CLASS, "model.overrides={hidden_sizes: [16, 32, 64, 128]}"),
+        ("regnet", "RegNet", *_OF_CLASS, _STAGES),
+    )
+}
+"""The same, and networks of `transformers` that nothing was tuned on."""
 
 
 def blocks_of(trainee: Assembled) -> dict[str, nn.Module]:
