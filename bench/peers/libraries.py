@@ -100,9 +100,12 @@ def _ckptplan(workload: Workload, trainee: Assembled, saving: float) -> None:
         )
         for profile, sizes in zip(profiles, sizes_of_blocks(workload), strict=True)
     ]
-    plan = ckptplan.plan_checkpoints(
-        measured, declared, target_kind="activation_saving_fraction", target_value=saving
-    )
+    try:
+        plan = ckptplan.plan_checkpoints(
+            measured, declared, target_kind="activation_saving_fraction", target_value=saving
+        )
+    except ckptplan.errors.InfeasibleTargetError as error:
+        raise CannotRunError(f"refuses: {error}") from error
     schedule: Schedule = tuple(
         (number,) if decision.checkpointed else number for number, decision in enumerate(plan.decisions)
     )
