@@ -33,7 +33,7 @@ def repeats_table() -> str:
         "| --- " * (1 + len(PLACES)) + "|",
         *(f"| {', '.join(names)} | {' | '.join(texts)} |" for texts, names in alike.items()),
     ]
-    ended = counts_of([row["ending"] for row in rows.values()])
+    ended = counts_of(list(rows), [row["ending"] for row in rows.values()])
     return "\n".join([*lines, "", *numbered(reasons), "", f"{ended}. Measured: {link(path)}."])
 
 

@@ -84,8 +84,22 @@ def cells() -> Iterator[MeshCell]:
         yield from (MeshCell(variant=variant, place=place) for variant in VARIANTS)
 
 
-def counts_of(endings: Sequence[str]) -> str:
-    """Return how many cells ended how."""
+def counts_of(cells: Sequence[Cell], endings: Sequence[str]) -> str:
+    """Return how many cells ended how, and the same of the first row of each variant.
+
+    Args:
+        cells: the cells.
+        endings: how each ended.
+    """
+    first: dict[str, str] = {}
+    for cell in cells:
+        first.setdefault(cell.variant.split()[0], cell.variant)
+    rows = [ending for cell, ending in zip(cells, endings, strict=True) if cell.variant in first.values()]
+    said = _counts(endings)
+    return said if len(rows) == len(endings) else f"{said}; of one row a variant {_counts(rows)}"
+
+
+def _counts(endings: Sequence[str]) -> str:
     words = [ending.partition(":")[0] for ending in endings]
     neutral, refused = words.count("neutral"), words.count("refused")
     others = len(words) - neutral - refused

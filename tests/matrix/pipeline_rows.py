@@ -47,7 +47,7 @@ def main(words: Sequence[str]) -> int:
     shown = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "words"]
     columns: dict[str, Column] = {name: partial(_shown, name=name) for name in ("words", "judgement", *shown)}
     texts = [{**row, "judgement": each} for row, each in zip(rows, judged, strict=True)]
-    caption = mesh_cells.counts_of([row["ending"] for row in rows])
+    caption = mesh_cells.counts_of(found, [row["ending"] for row in rows])
     publish(table_of(texts, columns, caption=caption), out, protocol={"cells": len(found)}, results=rows)
     return int("unexpected" in judged)
 

@@ -8,7 +8,7 @@ import pytest
 
 from docs.tools.meshes import kept
 from harness.ranks.agent import Agent
-from tests.matrix.mesh_cells import PLACES, cells, counts_of
+from tests.matrix.mesh_cells import PLACES, MeshCell, cells, counts_of
 from tests.matrix.pipeline_rows import rows_of
 from tests.matrix.steps_in_parts import judgement
 
@@ -43,5 +43,13 @@ def test_refused_cells_are_those_of_budgets_and_name_the_option() -> None:
 
 
 def test_cells_are_counted_by_how_they_ended() -> None:
-    said = counts_of(["neutral", "neutral", "refused: ac=budget has no …", "differs: gradients"])
-    assert said == ("4 cells: 2 neutral (50.0% of all, 66.7% of those that run), 1 refused, 1 other")
+    variants = ["ac=full", "ac=selective_op ac.save_ops=[comm]", "ac=selective_op", "ac=budget"]
+    given = [MeshCell(variant=each, place="mesh=cp2") for each in variants]
+    endings = ["neutral", "neutral", "differs: gradients", "refused: ac=budget has no …"]
+    assert counts_of(given, endings) == (
+        "4 cells: 2 neutral (50.0% of all, 66.7% of those that run), 1 refused, 1 other; of one row a "
+        "variant 3 cells: 2 neutral (66.7% of all, 100.0% of those that run), 1 refused, 0 other"
+    )
+    assert counts_of(given[:1], endings[:1]) == (
+        "1 cells: 1 neutral (100.0% of all, 100.0% of those that run), 0 refused, 0 other"
+    )
