@@ -361,8 +361,10 @@ class RunnableStep:
         chunk: the plan of the chunks in which parts of the model run, as JSON values; `None`: nothing does.
         stages: the stages of a pipeline that the rank has, by number, as they are called; none of a whole
             model. A schedule calls their blocks once for each micro-batch of the step.
-        most: returns the largest of the numbers that the ranks of the pipeline give, in their order: a peak
-            of the plain step, and the smallest peak that a plan reaches.
+        most: returns the largest of the numbers that ranks with unlike steps give, in their order: a peak of
+            the plain step, and the smallest peak that a plan reaches.
+        lasting: names of operators that no plan runs again, such as `aten.topk.default` where tokens go to
+            experts of other ranks.
     """
 
     run: Callable[[], object]
@@ -375,6 +377,7 @@ class RunnableStep:
     chunk: Mapping[str, Any] | None = None
     stages: Mapping[int, nn.Module] = field(default_factory=dict)
     most: Callable[..., tuple[int, ...]] = alone
+    lasting: frozenset[str] = frozenset()
 
     @property
     def models(self) -> tuple[nn.Module, ...]:

@@ -431,6 +431,9 @@ class Experiment(Recipe):
                 raise ConfigError(group, f"{problem}; use {group}=none, or mesh.pp=1 without its options")
         if mesh.cp > 1:
             self._require_parts_in_stages(stages)
+        if mesh.ep > 1 and self.ac.step_planner is not None:
+            problem = f"{stages}, and no plan of ac={name_of(self.ac)} was proven with experts in them"
+            raise ConfigError("mesh.ep", f"{problem}; use mesh.ep=1, or mesh.pp=1 without its options")
         if mesh.sync == "last":
             problem = "last has no effect: schedules reduce gradients once, after all micro-batches"
             raise ConfigError("mesh.sync", f"{problem}; leave it at each")
@@ -538,12 +541,15 @@ class Experiment(Recipe):
         if name_of(self.chunk) != "none":
             problem = f"must be none for mesh.ep={self.mesh.ep}, which exchanges tokens between operators"
             raise ConfigError("chunk", f"{problem}, got {name_of(self.chunk)}")
-        if self.ac.step_planner is not None:
-            problem = f"{name_of(self.ac)} plans sizes of one step, and those of experts change with each"
-            raise ConfigError("ac", f"{problem}; use ac=full or selective_op, or mesh.ep=1")
+        if self.ac.step_planner is not None and self.mesh.ep_capacity is None:
+            problem = (
+                f"null does not suit ac={name_of(self.ac)}, which plans sizes of one step: those of experts"
+            )
+            remedy = "set one, or use ac=full or selective_op"
+            raise ConfigError("mesh.ep_capacity", f"{problem} without a capacity change with each; {remedy}")
 
     def _require_context(self) -> None:
-        """Refuse what plans a step of whole sequences, or of the rank whose part has the least to read."""
+        """Refuse what plans a step of whole sequences."""
         if name_of(self.chunk) != "none":
             raise ConfigError(
                 "mesh.cp",
@@ -552,15 +558,12 @@ class Experiment(Recipe):
             )
         if self.mesh.cp_method == "torch":
             self._require_context_of_torch()
-        if self.ac.step_planner is not None and self.mesh.cp_method in {"ring", "torch"}:
-            raise ConfigError(
-                "mesh.cp_method",
-                f"{self.mesh.cp_method} does not suit ac={name_of(self.ac)}, which plans the step of rank 0: "
-                "in a ring that rank reads the fewest keys; use gather or ulysses",
-            )
 
     def _require_context_of_torch(self) -> None:
-        """Refuse what torch's own ring of attention computes wrongly, or not at all."""
+        """Refuse what torch's own ring of attention computes wrongly, or not at all, and plans of it."""
+        if self.ac.step_planner is not None:
+            problem = f"torch does not suit ac={name_of(self.ac)}: no plan was proven with torch's own ring"
+            raise ConfigError("mesh.cp_method", f"{problem}; use gather, ring or ulysses")
         if self.model.may_drop_out():
             # each piece of a ring draws its weights, and the state of the last alone is saved for backward
             problem = "torch does not suit dropout: its backward drops other weights than forward did"

@@ -165,9 +165,40 @@ class Mesh:
         dp_replicate, pp = divmod(rest, self.pp)
         return Coordinate(dp_replicate, pp, dp_shard, cp, tp)
 
-    def first_rank(self, pp_rank: int) -> int:
-        """Return the first rank of the trial with this place along `pp`."""
-        return pp_rank * (self.world_size // (self.dp_replicate * self.pp))
+    def kind(self, rank: int) -> int:
+        """Return which of the unlike steps a rank takes, from 0 on in the order of ranks.
+
+        Stages have other blocks, in a causal ring a later part meets the keys of more parts, and ranks that
+        share experts have others each.
+        """
+        steps = list(dict.fromkeys(map(self._step, range(self.world_size))))
+        return steps.index(self._step(rank))
+
+    def first_ranks(self, *, is_balanced: bool = False) -> tuple[int, ...]:
+        """Return the first rank of each kind.
+
+        Args:
+            is_balanced: whether experts count by their sizes alone.
+        """
+        steps = [self._step(rank, is_balanced=is_balanced) for rank in range(self.world_size)]
+        return tuple(steps.index(step) for step in dict.fromkeys(steps))
+
+    def _step(self, rank: int, *, is_balanced: bool = False) -> tuple[int, int, int]:
+        """Return what tells a rank's step from unlike ones: its stages, its part, and its experts."""
+        at, data_rank = self.coordinate(rank), self.data_rank(rank)
+        part = at.cp if self.cp_method == "ring" else 0
+        if self.ep == 1 or is_balanced:
+            return at.pp, part, 0
+        # ranks that share experts are next to each other
+        return at.pp, part, data_rank % self.ep
+
+    @property
+    def most_loaded(self) -> int:
+        """The rank whose step takes most, of those without stages: the first, but in a ring the last part's.
+
+        Its queries see the keys of all parts.
+        """
+        return (self.cp - 1) * self.tp if self.cp_method == "ring" else 0
 
     def data_rank(self, rank: int) -> int:
         """Return which samples a rank reads, and which part of them: `samples * cp + part`.

@@ -29,7 +29,7 @@ from harness.measure.work.compiled_graphs import CompiledGraphs, CompiledWork
 from harness.measure.work.counter import work_of
 from harness.models.base import Batch
 from harness.records.measured import Allocator, MeasuredMemory, MeasuredWork, StageAction
-from strategies.base import PlansFromStep, RunnableStep
+from strategies.base import PlansFromStep, RunnableStep, alone
 from strategies.estimate.patched import Wrappings
 from strategies.estimate.tensors import plain_tensors, tensors_held_by
 from strategies.step.ledger import Kind, Ledger
@@ -201,14 +201,14 @@ def write_plan(
     spare_bytes: int = 0,
     plans: bool | None = None,
 ) -> None:
-    """Let rank 0 plan for what it sees of steps that all ranks take: no rank holds more.
+    """Let one rank plan for what it sees of steps that all ranks take, or one of each kind of step.
 
     Args:
         steps: a step of the plain model, after one that has made optimizer state; then the same in chunks of
             several plans.
-        file: where rank 0 writes the plan.
+        file: where the rank that plans writes it.
         spare_bytes: bytes below its budget that the plan is to stay.
-        plans: whether this rank plans, as the first one of its stages does; `None`: rank 0 does.
+        plans: whether this rank plans, as the first one of each kind does; `None`: rank 0 does.
 
     Raises:
         StrategyError: the model has not what is planned for; or there is no plan, on rank 0.
@@ -217,8 +217,11 @@ def write_plan(
     if (not dist.is_initialized() or dist.get_rank() == 0) if plans is None else plans:
         variant.write_best_plan(checked, file, spare_bytes=spare_bytes)
         return
+    most: Callable[..., tuple[int, ...]] = alone
     for step in checked:
         variant.attend_plan(step)
+        most = step.most
+    most(0, 0)  # ranks that plan ask all others
 
 
 def _checked(variant: PlansFromStep, steps: Iterable[RunnableStep]) -> Iterator[RunnableStep]:

@@ -41,6 +41,7 @@ from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh
 from harness.trial.plan_budget import PLAN_FILE, with_plan
 from harness.trial.steps import UNMEASURED_STEPS, warm_up
 from strategies import RunnableStep
+from strategies.base import alone
 from strategies.last_words import last_words
 from strategies.tracing.balanced_routing import BalancedFakes
 from strategies.tracing.following import as_with_data
@@ -60,16 +61,16 @@ DEVICES = ("cpu",)
 def step_log(
     experiment: Experiment,
     device: str,
-    pp_rank: int = 0,
+    rank: int | None = None,
     look: Callable[[StepReport], None] = lambda _: None,
     most: Callable[..., tuple[int, ...]] | None = None,
 ) -> StepLog:
-    """Run one instrumented step of `experiment` on the first rank of a stage and return what it does.
+    """Run one instrumented step of `experiment` on one rank and return what it does.
 
     Args:
         experiment: the variant or its twin.
         device: one of `DEVICES`.
-        pp_rank: index of the rank among those of a pipeline.
+        rank: number of the rank; `None`: the one whose step takes most, where there are no stages.
         most: function of `RunnableStep`, as there are no other ranks here.
 
     Raises:
@@ -78,9 +79,10 @@ def step_log(
         RuntimeError: this process has a process group.
     """
     mesh = experiment.mesh
-    with _fake_trial(experiment, device, pp_rank) as (make, batch, fakes), TemporaryDirectory() as folder:
+    rank = mesh.most_loaded if rank is None else rank
+    with _fake_trial(experiment, device, rank) as (make, batch, fakes), TemporaryDirectory() as folder:
         file = Path(folder) / PLAN_FILE
-        experiment = _with_plan(experiment, device, make, batch, file, pp_rank=pp_rank, most=most)
+        experiment = _with_plan(experiment, device, make, batch, file, rank=rank, most=most)
         trainee = make(experiment)
         fakes.assumes = ()  # what cuts a model into stages calls all of it once, which no step does
         _warm_up(mesh, trainee, batch)
@@ -111,7 +113,7 @@ def planned_on_fake_rank(experiment: Experiment, device: str, file: Path) -> Exp
     Raises:
         ConfigError, StrategyError, RuntimeError: as of `step_log`; there is no plan.
     """
-    with _fake_trial(experiment, device) as (make, batch, _):
+    with _fake_trial(experiment, device, 0) as (make, batch, _):
         return _with_plan(experiment, device, make, batch, file)
 
 
@@ -126,7 +128,7 @@ def seen_on_fake_rank(experiment: Experiment, device: str, look: Callable[[Runna
         ConfigError, StrategyError, RuntimeError: as of `step_log`.
     """
     plain = experiment.plain()
-    with _fake_trial(plain, device) as (make, batch, _):
+    with _fake_trial(plain, device, plain.mesh.most_loaded) as (make, batch, _):
         trainee = make(plain)
         _warm_up(plain.mesh, trainee, batch)
         return look(runnable_step(trainee, batch(UNMEASURED_STEPS)))
@@ -139,7 +141,7 @@ def _with_plan(
     batch: Callable[[int], Batch],
     file: Path,
     *,
-    pp_rank: int = 0,
+    rank: int = 0,
     most: Callable[..., tuple[int, ...]] | None = None,
 ) -> Experiment:
     return with_plan(
@@ -148,15 +150,15 @@ def _with_plan(
         batch,
         file,
         device=torch.device(device),
-        rank=experiment.mesh.first_rank(pp_rank),
+        rank=rank,
         warmed=partial(_warm_up, experiment.mesh),
-        most=most,
+        most=most or alone,
     )
 
 
 @contextmanager
 def _fake_trial(
-    experiment: Experiment, device: str, pp_rank: int = 0
+    experiment: Experiment, device: str, rank: int
 ) -> Iterator[tuple[Callable[[Experiment], Assembled], Callable[[int], Batch], BalancedFakes]]:
     """Give what makes a model of the trial on one rank, what gives a batch, and the mode of both."""
     if device not in DEVICES:
@@ -173,7 +175,6 @@ def _fake_trial(
         )
     mesh, on = experiment.mesh, torch.device(device)
     fakes = fakes_of(experiment)
-    rank = mesh.first_rank(pp_rank) + _most_loaded(mesh)
     given = batches(experiment, on, mesh.data_rank(rank), is_empty=True)
     with _named_errors():
         batch = [given(step).changed(_Fakery(fakes, on)) for step in range(UNMEASURED_STEPS + 1)]
@@ -225,14 +226,6 @@ def _warm_up(mesh: Mesh, trainee: Assembled, batch: Callable[[int], Batch]) -> N
     with trainee.context():
         trainee.pipeline.rehearse(batch(0).parts()[0], trainee.loss, trainee.autocast)
     trainee.update()
-
-
-def _most_loaded(mesh: Mesh) -> int:
-    """Return the rank whose step takes most: the first, but in a ring that of the last part.
-
-    Its queries see the keys of all parts.
-    """
-    return (mesh.cp - 1) * mesh.tp if mesh.cp_method == "ring" else 0
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from harness.experiment.experiment import Experiment
 from harness.measure.step import StepReport
 from harness.measure.step_trace import traced
 from harness.predict.fake_rank import step_log
-from harness.predict.prediction import most_of_ranks
+from harness.predict.prediction import most_of_ranks, predicted_ranks
 from harness.records.measured import LivingTensor
 from harness.records.step_trace import write_step
 
@@ -30,10 +30,10 @@ def keep_steps(experiment: Experiment, device: str, folder: Path) -> tuple[Livin
     def keep(report: StepReport, rank: int) -> None:
         write_step(traced(report, rank), folder)
 
-    mesh, most = experiment.mesh, most_of_ranks(experiment, device)
+    most = most_of_ranks(experiment, device)
     logs = [
-        step_log(experiment, device, pp_rank, partial(keep, rank=mesh.first_rank(pp_rank)), most)
-        for pp_rank in range(mesh.pp)
+        step_log(experiment, device, rank, partial(keep, rank=rank), most)
+        for rank in predicted_ranks(experiment)
     ]
     memories = [each.history.memory() for each in logs]
     return max(memories, key=lambda memory: memory.peak_bytes).largest_at_peak

@@ -69,14 +69,14 @@ def predict(
         StrategyError: a strategy does not fit the model.
     """
     started_at = _now()
-    mesh, results = experiment.mesh, []
-    steps = (steps_of(each, device, batch_sizes) for each in (experiment, experiment.twin()))
-    for pp_rank, (variant, twin) in enumerate(zip(*steps, strict=True)):
+    mesh, results, ranks = experiment.mesh, [], predicted_ranks(experiment)
+    steps = (steps_of(each, device, batch_sizes, ranks) for each in (experiment, experiment.twin()))
+    for rank, variant, twin in zip(ranks, *steps, strict=True):
         time = None
         if seconds is not None and mesh.pp == 1:
             time = _time(experiment, seconds(variant.trace), seconds(twin.trace))
         result = RankResult(
-            rank=mesh.first_rank(pp_rank),
+            rank=rank,
             local_rank=0,
             memory=variant.memory,
             work=variant.work.beyond(twin.work),
@@ -120,8 +120,9 @@ def predicted_step(experiment: Experiment, hardware: Hardware | None = None) -> 
             collective_bytes=highest_by_phase([each.collective_bytes for each in works]),
             assumes=tuple(dict.fromkeys(each for step in steps for each in step.assumes)),
         )
-        # ranks of a pipeline wait for one another
-        return predicted if len(steps) > 1 else _with_time(predicted, steps[0].trace, hardware)
+        # ranks of a pipeline wait for one another; of others the busiest one keeps the rest waiting
+        traces = [each.trace for each in steps if experiment.mesh.pp == 1]
+        return _with_time(predicted, traces, hardware)
     except (ConfigError, StrategyError):
         return None
     except Exception as error:  # noqa: BLE001 (a trial says what is wrong with its model)
@@ -130,59 +131,77 @@ def predicted_step(experiment: Experiment, hardware: Hardware | None = None) -> 
         return None
 
 
-def _with_time(step: PredictedStep, trace: Trace, hardware: Hardware | None) -> PredictedStep:
-    if hardware is None:
+def _with_time(step: PredictedStep, traces: Sequence[Trace], hardware: Hardware | None) -> PredictedStep:
+    """Return a prediction with the step time of the slowest rank, where the hardware has a rate for it."""
+    if hardware is None or not traces:
         return step
     try:
-        step_time_s = timed_on(hardware)(trace).step_s
+        step_time_s = max(timed_on(hardware)(trace).step_s for trace in traces)
     except ConfigError:  # no rate for a dtype that the step multiplies in
         return step
     return replace(step, hardware=hardware.name, step_time_s=step_time_s)
 
 
+def predicted_ranks(experiment: Experiment) -> tuple[int, ...]:
+    """Return the ranks whose steps decide what a record says, in order.
+
+    Of a pipeline one of each stage; of a ring the last part's, whose step takes most. Where AC plans, ranks
+    with unlike steps have plans of their own, and any of them may have the highest peak.
+    """
+    mesh = experiment.mesh
+    if experiment.ac.step_planner is not None:
+        return mesh.first_ranks(is_balanced=True)
+    of_a_stage = mesh.world_size // (mesh.dp_replicate * mesh.pp)
+    return tuple(stage * of_a_stage + mesh.most_loaded for stage in range(mesh.pp))
+
+
 def step_of(
-    experiment: Experiment, device: str, batch_sizes: Sequence[int] = (), pp_rank: int | None = None
+    experiment: Experiment, device: str, batch_sizes: Sequence[int] = (), rank: int | None = None
 ) -> FakeStep:
-    """Return what the step of `experiment` shows on rank 0; the latest are remembered.
+    """Return what the step of `experiment` shows on one rank; the latest are remembered.
 
     Args:
         experiment: the variant or its twin.
         device: one of `fake_rank.DEVICES`.
         batch_sizes: as of `predict`.
-        pp_rank: index of the rank among those of a pipeline, of which none stands for the others.
+        rank: number of the rank; `None`: the one that decides what a record says.
 
     Raises:
-        ConfigError: nobody says which rank of a pipeline.
+        ConfigError: several ranks decide it, and nobody says which.
         ConfigError, StrategyError, RuntimeError: as of `fake_rank.step_log`.
     """
-    if experiment.mesh.pp > 1:
-        if pp_rank is None:
-            problem = (
-                f"the ranks of {experiment.mesh.label} hold different bytes, and this needs those of one"
-            )
-            raise ConfigError("mesh.pp", f"{problem}; acbench-plan predicts them all, or use 1")
-        return fake_step(_shared_log(_Traced(experiment), device, pp_rank), device)
+    if rank is not None:
+        return fake_step(_shared_log(_Traced(experiment), device, rank), device)
+    mesh = experiment.mesh
+    if len(predicted_ranks(experiment)) > 1:
+        problem = f"the ranks of {mesh.label} hold different bytes, and this needs those of one"
+        where, remedy = ("pp", "1") if mesh.pp > 1 else ("cp_method", "gather or ulysses")
+        raise ConfigError(f"mesh.{where}", f"{problem}; acbench-plan predicts them all, or use {remedy}")
     return _shared_step(_Traced(experiment), device, traced_batch_sizes(experiment, batch_sizes))
 
 
-def steps_of(experiment: Experiment, device: str, batch_sizes: Sequence[int] = ()) -> list[FakeStep]:
-    """Return the steps that decide what a record says: that of rank 0, or of each rank of a pipeline.
+def steps_of(
+    experiment: Experiment, device: str, batch_sizes: Sequence[int] = (), ranks: Sequence[int] = ()
+) -> list[FakeStep]:
+    """Return the steps that decide what a record says, of several ranks where they are unlike.
 
     Args:
         experiment: the variant or its twin.
         device: one of `fake_rank.DEVICES`.
         batch_sizes: as of `predict`.
+        ranks: their numbers; none: those of `predicted_ranks`.
 
     Raises:
         ConfigError, StrategyError, RuntimeError: as of `fake_rank.step_log`.
     """
-    if experiment.mesh.pp == 1:
+    asked = ranks or predicted_ranks(experiment)
+    if len(asked) == 1:
         return [step_of(experiment, device, batch_sizes)]
     found: list[FakeStep] = []
     refused: list[StrategyError] = []
-    for rank in range(experiment.mesh.pp):
+    for rank in asked:
         try:
-            found.append(step_of(experiment, device, pp_rank=rank))
+            found.append(step_of(experiment, device, rank=rank))
         except StrategyError as error:
             refused.append(error)
     if refused:  # of budgets that ranks cannot keep, by that of the rank which needs the most
@@ -228,12 +247,12 @@ def _shared_step(traced: _Traced, device: str, batch_sizes: tuple[int, int, int]
 
 
 @lru_cache(maxsize=_MOST_LOGS)
-def _shared_log(traced: _Traced, device: str, pp_rank: int = 0) -> StepLog:
-    return step_log(traced.experiment, device, pp_rank, most=most_of_ranks(traced.experiment, device))
+def _shared_log(traced: _Traced, device: str, rank: int | None = None) -> StepLog:
+    return step_log(traced.experiment, device, rank, most=most_of_ranks(traced.experiment, device))
 
 
 def most_of_ranks(experiment: Experiment, device: str) -> Callable[..., tuple[int, ...]] | None:
-    """Return what stands for the other ranks of a pipeline, where a rank's plan asks for the highest peak.
+    """Return what stands for ranks with unlike steps, where a rank's plan asks for the highest peak.
 
     A budget may be a share of the plain model's peak, which is that of the highest rank.
 
@@ -244,9 +263,10 @@ def most_of_ranks(experiment: Experiment, device: str) -> Callable[..., tuple[in
     Raises:
         ConfigError, StrategyError, RuntimeError: as of `fake_rank.step_log`.
     """
-    if experiment.mesh.pp == 1 or experiment.ac.step_planner is None:
+    ranks = predicted_ranks(experiment)
+    if len(ranks) == 1 or experiment.ac.step_planner is None:
         return None
-    highest = max(each.memory.peak_bytes for each in steps_of(experiment.plain(), device))
+    highest = max(each.memory.peak_bytes for each in steps_of(experiment.plain(), device, ranks=ranks))
     return lambda plain_bytes, least_bytes: (max(plain_bytes, highest), least_bytes)
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
 from harness.predict.fake_rank import planned_on_fake_rank
-from harness.predict.prediction import step_of
+from harness.predict.prediction import predicted_ranks, step_of
 from harness.trial import without_memory
 from harness.trial.plan_budget import PLAN_FILE, carrying_out
+from harness.trial.plan_files import file_of, plan_of_rank
 from strategies.budget.plan import Plan
 
 
@@ -28,10 +30,12 @@ def view_of(experiment: Experiment, what: str) -> str:
     views = experiment.ac.views + (() if chunk.chunk_offers is None else chunk.views)
     if planner is None or what not in views:
         return without_memory.show(experiment, what)
-    if experiment.mesh.pp > 1:
+    if len(predicted_ranks(experiment)) > 1:
         return _plans_of_ranks(experiment, what)
     if planner.plan_file is not None:
-        return without_memory.show(carrying_out(experiment, Path(planner.plan_file)), what)
+        mesh, file = experiment.mesh, Path(planner.plan_file)
+        given = replace(experiment, ac=plan_of_rank(experiment.ac, mesh, 0))
+        return without_memory.show(carrying_out(given, file_of(file, mesh, 0)), what)
     with TemporaryDirectory() as folder:
         planned = planned_on_fake_rank(experiment, without_memory.PLANNED_FOR, Path(folder) / PLAN_FILE)
         view = without_memory.show(planned, what)
@@ -39,21 +43,21 @@ def view_of(experiment: Experiment, what: str) -> str:
 
 
 def _plans_of_ranks(experiment: Experiment, what: str) -> str:
-    """Return the plan of each rank of a pipeline.
+    """Return the plan of each rank whose step is unlike that of others.
 
     Raises:
         ConfigError: another view is asked for.
         StrategyError: there is no plan.
     """
+    mesh = experiment.mesh
     if what != "plan":
-        problem = f"{what} is a view of a whole model, and {experiment.mesh.label} has stages"
-        raise ConfigError("show", f"{problem}; use show=plan, or mesh.pp=1 without its options")
+        problem = f"{what} is a view of one plan, and each of the ranks of {mesh.label} has its own"
+        remedy = "mesh.pp=1 without its options" if mesh.pp > 1 else "mesh.cp_method=gather"
+        raise ConfigError("show", f"{problem}; use show=plan, or {remedy}")
     shown = []
-    for rank in range(experiment.mesh.pp):
-        plan = step_of(experiment, without_memory.PLANNED_FOR, pp_rank=rank).observation.plan
+    for rank in predicted_ranks(experiment):
+        plan = step_of(experiment, without_memory.PLANNED_FOR, rank=rank).observation.plan
         assert plan is not None, "its variant plans"
-        stages = " and ".join(map(str, plan["stages"]))
-        shown.append(
-            f"rank {experiment.mesh.first_rank(rank)}, stage {stages}\n{Plan.from_dict(plan).describe()}"
-        )
+        stages = f", stage {' and '.join(map(str, plan['stages']))}" if plan["stages"] else ""
+        shown.append(f"rank {rank}{stages}\n{Plan.from_dict(plan).describe()}")
     return "\n\n".join(shown)

@@ -204,12 +204,17 @@ def build(
 
 
 def _plan_of_all(plans: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """Return the plan of a trial; of a pipeline those of its ranks, one for each share of the stages."""
+    """Return the plan of a trial; where a budget is planned for unlike steps of ranks, the plan of each."""
     first = plans[0]
-    if first is None or not first.get("stages"):
+    if first is None or "budget_bytes" not in first:
         return first
-    by_stages = {tuple(plan["stages"]): plan for plan in plans if plan is not None}
-    return {"budget_bytes": first["budget_bytes"], "pipeline": list(by_stages.values())}
+    unlike: list[dict[str, Any]] = []
+    for plan in plans:
+        if plan is not None and plan not in unlike:
+            unlike.append(plan)
+    if first.get("stages"):
+        return {"budget_bytes": first["budget_bytes"], "pipeline": unlike}
+    return first if len(unlike) == 1 else {"budget_bytes": first["budget_bytes"], "ranks": unlike}
 
 
 def _uncounted(work: Work) -> str | None:

@@ -132,10 +132,15 @@ def _kept(question: Question, record: Record) -> Record:
 def _bound_by(
     experiment: Experiment, hardware: Hardware | None, batch_sizes: Sequence[int] = ()
 ) -> str | None:
-    """Return what a step that was just predicted waits for longest; `None` without hardware, or in stages."""
+    """Return what a step that was just predicted waits for longest; `None` without hardware, or in stages.
+
+    Of ranks with unlike steps it is the slowest one's.
+    """
     if hardware is None or experiment.mesh.pp > 1:
         return None
-    return step_time.bound_by(prediction.step_of(experiment, FOLLOWED, batch_sizes).trace, hardware)
+    seconds = step_time.timed_on(hardware)
+    traces = [each.trace for each in prediction.steps_of(experiment, FOLLOWED, batch_sizes)]
+    return step_time.bound_by(max(traces, key=lambda trace: seconds(trace).step_s), hardware)
 
 
 def highest_of_ranks(experiment: Experiment) -> MemoryNumbers:

@@ -75,7 +75,7 @@ class Pipeline:
         between: Tensor,
         on_microbatch: Callable[[int], None] = lambda _number: None,
     ) -> None:
-        self.stages, self.group = dict(stages), group
+        self.stages = dict(stages)
         self._around: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._parts: Sequence[Batch] = ()
         self._loss: LossFunction

@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 
 from harness.experiment.experiment import Experiment, name_of
-from harness.experiment.mesh import Mesh
 from harness.measure.step import instrument, runnable_step, write_plan
 from harness.models.base import Batch
 from harness.records.files import make_folder, remove, write_atomically
 from harness.trial.assemble import Assembled
 from harness.trial.plain_model import PlainModel
+from harness.trial.plan_files import file_of, plan_of_rank
 from harness.trial.planned_step import planned_step
 from harness.trial.steps import UNMEASURED_STEPS, warm_up
 from strategies import (
@@ -42,6 +42,9 @@ PLAN_FILE = "plan.json"
 _ATTEMPTS = 5
 """Plans that are measured, where the bytes of what a compiler generates cannot be counted."""
 
+_CHOICES = frozenset({"aten.topk.default"})
+"""Operators by which tokens choose experts: another choice in backward would be silently wrong."""
+
 _OFFERS = "chunks"
 """Name of a folder next to it, as long as the plan is made."""
 
@@ -61,13 +64,14 @@ def with_plan(
 
     The plain model takes a step on all ranks, and rank 0 plans for what it sees. Where chunks are left to
     that plan, the model takes the step once more for each plan of chunks that rank 0 offers.
-    In a pipeline the first rank of each stage plans, and there are as many files (`file_of`).
+    Where ranks take unlike steps (`Mesh.kind`), the first one of each kind plans, for one budget, and there
+    are as many files (`file_of`). No plan repeats a collective, so that ranks with other plans still meet.
 
     Args:
         assemble: makes a fresh model.
         batch: returns this rank's share of a step's batch.
         warmed: lets a model take the steps that nobody watches.
-        most: function of `RunnableStep`; `None` asks the ranks of a pipeline.
+        most: function of `RunnableStep`; `None` asks the other ranks.
 
     Raises:
         StrategyError: there is no plan, on rank 0; or the one that is given has chunks that nobody asks for.
@@ -76,11 +80,10 @@ def with_plan(
     if ac is None:
         return experiment
     mesh = experiment.mesh
-    pp_rank = mesh.coordinate(rank).pp
     if ac.plan_file is not None:
-        file = file_of(Path(ac.plan_file), mesh, pp_rank)
-        return carrying_out(replace(experiment, ac=plan_of_rank(experiment.ac, mesh, pp_rank)), file)
-    file = file_of(file, mesh, pp_rank)
+        file = file_of(Path(ac.plan_file), mesh, rank)
+        return carrying_out(replace(experiment, ac=plan_of_rank(experiment.ac, mesh, rank)), file)
+    file = file_of(file, mesh, rank)
     asked = _Asked(
         experiment=experiment,
         assemble=assemble,
@@ -92,31 +95,10 @@ def with_plan(
         _write_measured(ac, asked, file, device)
     else:
         with _offered(experiment, batch(0).parts()[0], device, file.with_name(_OFFERS)) as offers:
-            plans = rank == mesh.first_rank(pp_rank) if mesh.pp > 1 else None
-            write_plan(ac, asked.steps(offers), file, plans=plans)
+            firsts = mesh.first_ranks()
+            write_plan(ac, asked.steps(offers), file, plans=rank in firsts if len(firsts) > 1 else None)
             _meet()
     return carrying_out(replace(experiment, ac=ac.with_plan(file)), file)
-
-
-def file_of(file: Path, mesh: Mesh, pp_rank: int) -> Path:
-    """Return the file of the plan of one rank of a pipeline, next to that of a whole model.
-
-    Args:
-        pp_rank: index of the rank among those of `pp`.
-    """
-    return file if mesh.pp == 1 else file.with_stem(f"{file.stem}-{pp_rank}")
-
-
-def plan_of_rank(ac: Strategy, mesh: Mesh, pp_rank: int) -> Strategy:
-    """Return a variant with the plan that is given for one rank of a pipeline, where one is given.
-
-    Args:
-        pp_rank: index of the rank among those of `pp`.
-    """
-    planner = ac.step_planner
-    if planner is None or planner.plan_file is None or mesh.pp == 1:
-        return ac
-    return planner.with_plan(file_of(Path(planner.plan_file), mesh, pp_rank))
 
 
 def _write_measured(ac: PlansFromStep, asked: _Asked, file: Path, device: torch.device) -> None:
@@ -240,22 +222,22 @@ class _Asked:
         pipeline, batch = trainee.pipeline, self.batch(UNMEASURED_STEPS)
         step = runnable_step(trainee, batch, {} if pipeline is None else pipeline.stages)
         step = replace(step, compiler=self.experiment.compile, chunk=chunk)
-        # the first ranks of all stages are one group of the pipeline
-        if pipeline is not None:
-            asked = partial(_most, device=step.device, group=pipeline.group)
-            step = replace(step, most=self.most or asked)
+        if self.experiment.mesh.ep > 1:
+            step = replace(step, lasting=_CHOICES)
+        if len(self.experiment.mesh.first_ranks()) > 1:
+            step = replace(step, most=self.most or partial(_most, device=step.device))
         yield step
         trainee.zero_grad()
         del trainee, step, pipeline
         gc.collect()
 
 
-def _most(*numbers: int, device: torch.device, group: dist.ProcessGroup | None = None) -> tuple[int, ...]:
-    """Return the largest of the numbers that all ranks give, or those of a group, in their order."""
+def _most(*numbers: int, device: torch.device) -> tuple[int, ...]:
+    """Return the largest of the numbers that all ranks give, in their order."""
     if not dist.is_initialized():
         return numbers
     held = torch.tensor(numbers, device=device)
-    dist.all_reduce(held, op=dist.ReduceOp.MAX, group=group)
+    dist.all_reduce(held, op=dist.ReduceOp.MAX)
     return tuple(map(int, held.tolist()))
 
 

@@ -23,6 +23,7 @@ from harness.experiment.training import Training
 from harness.models.base import Batch, LanguageModelSpec, ModelSpec
 from harness.models.python import Made, PythonSpec
 from harness.trial.models_error import overflow, raised_by_model
+from harness.trial.plan_files import plan_of_rank
 from strategies import Strategy, StrategyError, ac_variants, generators, shard_variants
 from strategies.regions import block_search
 
@@ -136,7 +137,7 @@ class Preflight:
         batch = experiment.samples_per_forward, tokens
         # a given plan of a pipeline is in as many files as it has ranks: the check of stages reads them
         is_of_stages = mesh.pp > 1 and experiment.ac.step_planner is not None
-        whole_ac = ac_variants["none"]() if is_of_stages else experiment.ac
+        whole_ac = ac_variants["none"]() if is_of_stages else plan_of_rank(experiment.ac, mesh, 0)
         variant = whole_ac, is_call_site, Training.of(experiment), batch
         self._once(deadline_s, "check_variant", model, *variant)
         if mesh.pp > 1:

@@ -14,7 +14,7 @@ import torch
 
 from harness.experiment.experiment import Experiment
 from harness.experiment.protocol import Protocol
-from harness.measure.environment import environment_id, identity
+from harness.measure.environment import describe, environment_id
 from harness.records.fields import decode_file
 from harness.records.files import write_atomically
 from harness.records.parity_result import Parity
@@ -51,7 +51,7 @@ class SharedProof:
 
     def _path(self, experiment: Experiment) -> Path:
         resolved = dataclasses.replace(experiment, protocol=Protocol()).to_dict()
-        environment = environment_id(identity(self.device, experiment.files))
+        environment = environment_id(describe(self.device, experiment.files))
         canonical = json.dumps([resolved, environment], sort_keys=True)
         digest = hashlib.sha256(canonical.encode()).hexdigest()[:_DIGITS]
         return self.folder / f".dense-{digest}-rank{self.rank}.json"

@@ -23,7 +23,8 @@ from harness.models.parts import made_model
 from harness.models.parts.containers import require_container
 from harness.trial.parallel import require_shardable
 from harness.trial.plain_model import PlainModel
-from harness.trial.plan_budget import beside_recomputation, plan_of_rank
+from harness.trial.plan_budget import beside_recomputation
+from harness.trial.plan_files import plan_of_rank
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.planned_step import planned_step
 from harness.trial.precision import Precision
@@ -111,7 +112,7 @@ def check_stages(model: ModelSpec, acs: Sequence[Strategy], mesh: Mesh, batch: t
         between = cut.between(plain, planned_for)
         for rank in range(mesh.pp):
             for index in mesh.stages_of(rank):
-                of_rank = plan_of_rank(acs[index], mesh, rank)
+                of_rank = plan_of_rank(acs[index], mesh, mesh.first_ranks()[rank])
                 of_rank.apply(cut.stage(plain, index).model, (between,) if index else sample.inputs)
 
 

@@ -286,7 +286,11 @@ class Budget(ActivationCheckpointing):
             else:
                 with step.around():
                     graph = plan_capture.capture(
-                        step.run, modules, device=step.device, standing=step.standing
+                        step.run,
+                        modules,
+                        device=step.device,
+                        standing=step.standing,
+                        lasting=step.lasting,
                     )
             of_stages = scheduled_planner.ScheduledPlanner
             of_step = (of_stages if step.stages else planner.Planner)(
@@ -317,8 +321,8 @@ class Budget(ActivationCheckpointing):
         Args:
             ways: plan the step.
             spare_bytes: bytes below the budget.
-            plain_peak_bytes: bytes of which a fraction is a share: the highest of all ranks of a pipeline.
-            least_bytes: smallest budget that each rank of a pipeline has a plan for.
+            plain_peak_bytes: bytes of which a fraction is a share: the highest of all ranks.
+            least_bytes: smallest budget that each rank has a plan for.
 
         Raises:
             StrategyError: no plan keeps it.

@@ -105,6 +105,10 @@ class OrderedMode(OperatorMode):
             self._writer.uses(dense)
         return not self.is_in_order or key_of(dense) in self._outside
 
+    def aside(self) -> Pause:
+        """Return a context in which operators are none of the forward's."""
+        return self._pause
+
     def close_order(self) -> None:
         """Follow no order any more."""
         self._next_number = self._writer = None

@@ -8,7 +8,7 @@ and each use in backward is known to the moment: plans are the differences.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -29,6 +29,7 @@ from strategies.estimate.operator_cost import machine_for
 from strategies.estimate.tensors import gradients_of, plain_tensors, tensors_in
 from strategies.generators import DrawWatch
 from strategies.regions.blocks import Enclosed, ModelModules
+from strategies.regions.inner_units import gathered_aside, inner_units
 from strategies.regions.region import Region, enclose, region_of
 from strategies.regions.saved_tensors import hooks_around, kept, local_of, placed_as, unpacked
 from strategies.step.before_blocks import Before, join, joined, signature_of
@@ -36,6 +37,7 @@ from strategies.step.call_sizes import input_sizes, parameter_sizes, sizes_of
 from strategies.step.late_value import JustSaved, given
 from strategies.step.ledger import is_on_device
 from strategies.step.memory_layout import MemoryLayout, dense_of
+from strategies.step.needed import needed
 from strategies.step.operator_facts import OperatorFacts, facts_of, fake_mode, is_numbered
 from strategies.step.operator_mode import OperatorMode
 from strategies.step.position import Position, running_node
@@ -57,6 +59,7 @@ def capture(
     device: torch.device,
     standing: Iterable[Tensor] = (),
     bodies: Mapping[str, Callable[..., Any]] | None = None,
+    lasting: AbstractSet[str] = frozenset(),
 ) -> StepGraph:
     """Return the graph of the step that `run_step` runs.
 
@@ -69,6 +72,7 @@ def capture(
         standing: tensors that lie on the device during the whole step; what operators read is found anyway.
         bodies: compiled functions that run in place of the forward of blocks. Graphs have no place to put a
             generator back, so their random operators do not run again; inputs of blocks stay where they are.
+        lasting: names of operators that do not run again either.
 
     Raises:
         StrategyError: a block is enclosed by a region already, or none of them ran.
@@ -77,7 +81,7 @@ def capture(
     for fqn, block in blocks.items():
         if isinstance(block, Enclosed):
             raise StrategyError("ac", f"{fqn!r} is already checkpointed; capture the step of a plain model")
-    watch = _Watch(device, may_draw_again=bodies is None)
+    watch = _Watch(device, may_draw_again=bodies is None, lasting=lasting)
     parameters = [each for module in every.values() for each in plain_tensors(module.parameters())]
     compiled = bodies or {}
 
@@ -152,7 +156,8 @@ class _Listening:
             inputs={} if self._compiled and self._watch.calls else self._watch.made_inputs((args, kwargs)),
         )
         self._watch.begin_block(call)
-        return self._watch.run_part(self._fqn, partial(body, *args, **kwargs))
+        with gathered_aside(inner_units(module), self._watch.aside):
+            return self._watch.run_part(self._fqn, partial(body, *args, **kwargs))
 
     def observe(self) -> Observation:
         """Return nothing: the block runs as it is."""
@@ -207,9 +212,10 @@ class _Calling:
 class _Watch(StepRecorder):
     """Records every operator that plans count, and the calls of blocks."""
 
-    def __init__(self, device: torch.device, *, may_draw_again: bool) -> None:
+    def __init__(self, device: torch.device, *, may_draw_again: bool, lasting: AbstractSet[str]) -> None:
         super().__init__(Position(), device=device.type)
         self._may_draw_again = may_draw_again
+        self._lasting = lasting
         self.calls: list[BlockCall] = []
         self._machine: Machine = machine_for(device)
         self._operators: list[StepOperator] = []
@@ -265,6 +271,7 @@ class _Watch(StepRecorder):
     ) -> StepOperator:
         """Return the entry of an operator that has just run, with what a plan must know of it."""
         work, facts = recorded.work, facts_of(func)
+        stays = facts.communicates or facts.name in self._lasting
         is_work = recorded.makes or recorded.writes
         seconds = self._machine.operator_s(work.flops, work.moved_bytes) if is_work else 0.0
         if work.is_uncounted:  # of which no more is known than its seconds
@@ -284,8 +291,17 @@ class _Watch(StepRecorder):
             seconds=seconds,
             private_bytes=numbers_bytes(func, args),
             random_states=int(has_drawn and self._may_draw_again),
-            is_repeatable=not facts.communicates and (self._may_draw_again or not has_drawn),
+            is_repeatable=not stays and (self._may_draw_again or not has_drawn),
         )
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Let what runs inside the scope be outside of all calls."""
+        inside, self._inside = self._inside, OUTSIDE
+        try:
+            yield
+        finally:
+            self._inside = inside
 
     def storages(self, tensors: Iterable[Tensor]) -> frozenset[int]:
         """Return the numbers of storages; copies of what autograd saved pass for their originals."""
@@ -461,6 +477,7 @@ class _Watch(StepRecorder):
         held = ledger.start_bytes(is_on_device) + np.concatenate([[0], np.cumsum(deltas)])
         self._settle(deaths, held, nbytes)
         self._pin_parts(gathered)
+        self._pin_freed({number: _sizes_over_time(changes, number) for number in gathered})
         fixed = set(range(len(lives))) - {life for life, _ in changes}
         return StepGraph(
             operators=self._operators,
@@ -512,6 +529,40 @@ class _Watch(StepRecorder):
                 if is_beside and (number in spoilt or not operator.reads.isdisjoint(gathered)):
                     operator.is_repeatable = False
 
+    def _pin_freed(self, sizes: Mapping[int, Sequence[tuple[int, int]]]) -> None:
+        """Let no operator run again that would find weights freed.
+
+        In backward a unit of FSDP inside of a block has its weights once a gradient comes to what it gave.
+        Operators run again without the unit, as soon as a value that follows from them is asked for.
+
+        Args:
+            sizes: of storages that are gathered in the step, their bytes from each moment on.
+        """
+        for call in self.calls:
+            own = [self._operators[index] for index in call.operators]
+            moved = {
+                number
+                for number in {each for operator in own for each in operator.reads} & sizes.keys()
+                if not _size_at(sizes[number], call.start) or not _size_at(sizes[number], call.end)
+            }
+            makers: dict[int, list[int]] = {}
+            for place, operator in enumerate(own if moved else ()):
+                for storage in (*operator.makes, *operator.writes):
+                    makers.setdefault(storage, []).append(place)
+
+            def before(
+                place: int, own: Sequence[StepOperator] = own, makers: Mapping[int, list[int]] = makers
+            ) -> Iterable[int]:
+                if not own[place].is_repeatable:
+                    return ()
+                return (maker for storage in own[place].reads for maker in makers.get(storage, ()))
+
+            for each in call.redemptions if moved else ():
+                freed = {number for number in moved if not _size_at(sizes[number], each.moment)}
+                for place in needed(makers.get(each.storage, ()), before):
+                    if not own[place].reads.isdisjoint(freed):
+                        own[place].is_repeatable = False
+
     def _is_written(self, call: BlockCall) -> bool:
         """Say whether others write to what operators of a call have read or made, before it has ended."""
         own, known = frozenset(call.operators), set[int]()
@@ -560,6 +611,21 @@ class _Saving:
     asked: list[tuple[int, int, str]] = field(default_factory=list)
     released: int | None = None
     is_late: bool = False
+
+
+def _sizes_over_time(changes: Sequence[tuple[int, int]], number: int) -> list[tuple[int, int]]:
+    """Return the bytes of a storage from each moment on at which they change; 0 before the first."""
+    found, size = [], 0
+    for moment, (life, delta) in enumerate(changes):
+        if life == number:
+            size += delta
+            found.append((moment + 1, size))
+    return found
+
+
+def _size_at(sizes: Sequence[tuple[int, int]], moment: int) -> int:
+    """Return the bytes of a storage at a moment."""
+    return next((size for start, size in reversed(sizes) if start <= moment), 0)
 
 
 def _is_plain_forward() -> bool:

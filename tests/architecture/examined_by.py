@@ -200,6 +200,7 @@ EXAMINED_BY = {
     "strategies/regions/offload_kinds.py": "tests/strategies/regions/test_offloading.py",
     "strategies/regions/kept_modules.py": "tests/strategies/ac/test_selective_op.py",
     "strategies/regions/selectors.py": "tests/strategies/foreign/test_policy_files.py",
+    "strategies/regions/inner_units.py": "tests/strategies/ac/test_sharded.py",
     "strategies/regions/presets.py": "tests/strategies/regions/test_operator_names.py",
     "strategies/regions/recomputation.py": "tests/strategies/ac/test_full.py",
     "strategies/regions/region.py": "tests/strategies/regions/test_blocks.py",

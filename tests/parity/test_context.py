@@ -239,7 +239,7 @@ _OTHERS: list[tuple[str, str, dict[str, Any]]] = [
         ),
         *(
             pytest.param(f"cp2_{method}", "llama", "budget", _PLANNED, id=f"{method}, budget", marks=_MATRIX)
-            for method in ("gather", "ulysses")
+            for method in METHODS
         ),
     ],
 )
@@ -285,7 +285,7 @@ _USUAL = [("gather", "hf_llama", "full"), ("ring", "vit", "full"), ("ulysses", "
                     ("selective_op", {}),
                     ("nested", {}),
                     ("offload", {}),
-                    *([] if method == "ring" else [("budget", _PLANNED)]),
+                    ("budget", _PLANNED),
                 ]
             ),
         ]

@@ -12,7 +12,7 @@ from harness.experiment.mesh import Mesh
 from harness.models.base import ModelSpec
 from harness.models.hf import HFSpec
 from harness.models.python import PythonSpec
-from harness.predict.prediction import step_of
+from harness.predict.prediction import predicted_ranks, step_of
 from harness.records.measured import StepBytes
 from tests.parity import cases
 from tests.rank_pool import RankPool
@@ -171,7 +171,7 @@ def test_bytes_and_collectives_of_stages_in_parts_are_predicted(
     pool4: RankPool, schedule: str, variant: str
 ) -> None:
     case = _case(schedule, variant, mesh=_SPLITS["both"], dropout=0.1)
-    predicted = [step_of(case, "cpu", pp_rank=at) for at in range(case.mesh.pp)]
+    predicted = [step_of(case, "cpu", rank=at) for at in predicted_ranks(case)]
     for rank, (memory, work) in enumerate(pool4.run(cases.measured, case)):
         foreseen = predicted[case.mesh.coordinate(rank).pp]
         for part in fields(StepBytes):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
@@ -19,17 +21,20 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.measure.gloo.wait import settled_collectives
-from strategies import StrategyError, ac_variants, eager_variants
+from strategies import RunnableStep, StrategyError, ac_variants, eager_variants
 from strategies.ac.budget import Budget
 from strategies.ac.modules import Modules
 from strategies.budget.eager.block_tape import BlockTape, Fates
-from strategies.budget.plan import BlockPlan, Value
+from strategies.budget.plan import BlockPlan, Plan, Value
 from strategies.regions.host_copies import HostLedger
 from tests.strategies.toys import Step, Toy, differences, toy, train_step
 
 WORLD_SIZE = 2
 ENABLED = tuple(name for name in eager_variants if name not in {"none", "budget"})
 """Of a sharded model a trial makes the plan."""
+_SHARES = {"budget": 0.8, "budget of one rank": 0.79}
+"""Of the plain peak, where a plan runs nearly all of a block again that it can."""
+
 ORDERS = ("inside", "outside", "in_place", "call_site")
 REFUSED = {("call_site", "selective_layer"), ("call_site", "nested"), ("in_place", "nested")}
 MESHES = (
@@ -64,19 +69,54 @@ def offloaded_bytes(_rank: int, mesh: str, order: str) -> int:
     return _step(mesh, order, "offload")[1]
 
 
-def unit_inside(_rank: int) -> list[str]:
-    """Return what differs where a block's operators run again whose weights are of a unit inside of it."""
-    models = (toy(), toy())
-    Modules(layers_fqn="layers", discard=("up",)).apply(models[1])
-    for model in models:
-        for block in model.layers:
-            fully_shard(block.up)
-        _fsdp2(model, reshard_after_forward=True)
-    plain, found = (train_step(model) for model in models)
-    for step in (plain, found):
+def unit_inside(_rank: int, variant: str) -> tuple[list[str], bool]:
+    """Return what differs where a block's operators run again whose weights are of a unit inside of it.
+
+    Args:
+        variant: `modules`; `budget` with a plan of this step; or `budget of one rank`, with that of a model
+            without units.
+
+    Returns:
+        The differences, and whether a linear runs again, each of which is a unit.
+    """
+    plain, planned = _with_units(toy()), toy()
+    with TemporaryDirectory() as folder:
+        if variant == "modules":
+            Modules(layers_fqn="layers", discard=("up",)).apply(planned)
+            runs_again = True
+        else:
+            model = toy() if variant == "budget of one rank" else _with_units(toy())
+            file = Path(folder, "plan.json")
+            Budget(layers_fqn="layers", fraction=_SHARES[variant]).write_plan(_step_of(model), file)
+            Budget(layers_fqn="layers", plan_file=str(file)).apply(planned)
+            runs_again = any(map(_runs_a_linear_again, Plan.load(file).blocks))
+        steps = [train_step(model) for model in (plain, _with_units(planned))]
+    for step in steps:
         for name, gradient in step.gradients.items():
             step.gradients[name] = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-    return differences(plain, found)
+    return differences(*steps), runs_again
+
+
+def _runs_a_linear_again(block: BlockPlan) -> bool:
+    return any(each.name == "aten.addmm.default" for each in (*block.recompute, *block.again))
+
+
+def _with_units(model: Toy) -> nn.Module:
+    for block in model.layers:
+        for linear in (block.qkv, block.out, block.up, block.down):
+            fully_shard(linear)
+    return _fsdp2(model, reshard_after_forward=True)
+
+
+def _step_of(model: nn.Module) -> RunnableStep:
+    train_step(model)
+    held = (*model.parameters(), *model.buffers())
+    return RunnableStep(
+        run=partial(train_step, model),
+        model=model,
+        device=torch.device("cpu"),
+        standing=tuple(each.to_local() if isinstance(each, DTensor) else each for each in held),
+    )
 
 
 def first_call(_rank: int, mesh: str) -> str:

@@ -11,12 +11,13 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 from torch.utils._pytree import tree_map_only
 
 from strategies.base import StrategyError
-from strategies.budget.eager.contents import Content, Reading, TapedOperator
+from strategies.budget.eager.contents import Content, Reading, TapedOperator, reads_freed
 from strategies.budget.eager.slice_ticket import SliceTicket
 from strategies.budget.plan import BlockPlan, Value, input_value
 from strategies.estimate.liveness import key_of
@@ -125,6 +126,7 @@ class BlockTape(OrderedMode):
 
     Attributes:
         is_as_planned: whether forward has had the planned operators.
+        units: units of FSDP2 inside of the block.
     """
 
     def __init__(self, fates: Fates, ledger: HostLedger, region: Any, *, is_exact: bool = True) -> None:
@@ -132,6 +134,7 @@ class BlockTape(OrderedMode):
         self._fates, self._ledger, self._region = fates, ledger, region
         self._is_exact = is_exact
         self.is_as_planned = True
+        self.units: Sequence[FSDPModule] = ()
         self._enclosing: Any = hooks_around()
         self._end_early: Callable[[], None] | None = None
         self._handed_on: dict[int, int] = {}
@@ -333,6 +336,8 @@ class BlockTape(OrderedMode):
 
     def _redeemer(self, ticket: SliceTicket) -> Packed:
         """Return what redeems a ticket."""
+        if self.units:
+            ticket.before = partial(self._gather, weakref.ref(ticket), ticket.before)
         return partial(self._give, ticket) if self._waits else ticket
 
     def _give(self, ticket: SliceTicket) -> Tensor:
@@ -340,6 +345,18 @@ class BlockTape(OrderedMode):
         if self._end_early is not None:
             self._end_early()
         return ticket()
+
+    def _gather(self, reference: weakref.ref[SliceTicket], before: Callable[[], None] | None) -> None:
+        """Gather the weights of units inside of the block, where operators would read freed ones.
+
+        The plan was made where they are no units then, and does not know when they have their weights.
+        """
+        if before is not None:
+            before()
+        ticket = reference()
+        if ticket is not None and ticket.content is not None and reads_freed(ticket.content):
+            for unit in self.units:
+                unit.unshard()
 
     def finish(self) -> None:
         """Let go of everything but what tickets need.

@@ -379,6 +379,14 @@ def needed_operators(
     return found
 
 
+def reads_freed(content: Content) -> bool:
+    """Say whether what makes a content again would read a tensor whose storage is freed."""
+    waiting = needed_operators([content])
+    read = (reading.content for operator in waiting.values() for reading in operator.readings())
+    memories = (each.memory for each in read if each is not None)
+    return any(each is not None and each.numel() and not each.untyped_storage().nbytes() for each in memories)
+
+
 def _for_request(content: Content, waiting: dict[int, TapedOperator]) -> Content:
     """Let what runs make and read contents of this request, not fleeting ones; return the one asked for."""
     stand_ins: dict[Content, Content] = {}

@@ -273,7 +273,7 @@ class _RefusesCollectives(OperatorMode):
         """
         if getattr(func, "namespace", "") in _COLLECTIVES:
             problem = "the first call plans on tensors without memory, and the model runs the collective"
-            raise StrategyError("ac", f"{problem} {func}; {_REMEDY}")
+            raise StrategyError("ac", f"{problem} {func}; on each rank {_REMEDY}")
         return func(*args, **kwargs)
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed.fsdp import FSDPModule
 
 from strategies.base import Observation
 from strategies.budget.eager.block_tape import Address, BlockTape, Fates, StorageHome
@@ -27,6 +26,7 @@ from strategies.estimate.tensors import tensors_in
 from strategies.regions import blocks, region
 from strategies.regions.fates import EVERY_OPERATOR, Fate, Rules
 from strategies.regions.host_copies import HostLedger
+from strategies.regions.inner_units import inner_units
 from strategies.regions.saved_tensors import Packed, unpacked
 from strategies.step.memory_layout import dense_of
 from strategies.step.operator_facts import OperatorFacts, facts_of
@@ -185,7 +185,7 @@ def _gather_before_backward(module: nn.Module, results: Any) -> None:
     Backward gathers those of a unit when a gradient comes to what the unit gave. Operators may run again
     before that, and they run without the module, whose hooks gather in a recomputation of modules.
     """
-    units = [each for each in module.modules() if isinstance(each, FSDPModule) and each is not module]
+    units = inner_units(module)
 
     def gather(_gradient: Tensor) -> None:
         for unit in units:

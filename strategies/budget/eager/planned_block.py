@@ -18,6 +18,7 @@ from strategies.budget.eager.group_tape import Group
 from strategies.budget.plan import BlockPlan
 from strategies.estimate.tensors import tensors_in
 from strategies.regions.host_copies import HostLedger
+from strategies.regions.inner_units import gathered_aside, inner_units
 from strategies.regions.saved_tensors import unpacked
 from strategies.step.call_sizes import (
     OTHER_OPERATORS,
@@ -218,7 +219,9 @@ class PlannedModule:
             return body(*args, **kwargs)
         is_paused = False
         try:
-            with saved_tensors_hooks(tape.pack, unpacked), nullcontext() if self.is_compiled else tape:
+            tape.units = inner_units(module)
+            around = nullcontext() if self.is_compiled else tape
+            with saved_tensors_hooks(tape.pack, unpacked), around, gathered_aside(tape.units, tape.aside):
                 results = body(*args, **kwargs)
             if self.number < block.last:
                 block.pause(tape, self.number + 1, tensors_in(results))

@@ -129,12 +129,6 @@ _NO_PLAN = "has no plan for it; use false"
             id="chunks",
         ),
         pytest.param(
-            "mesh=cp2 mesh.cp_method=ring model=llama_nano ac=budget ac.fraction=0.9",
-            "mesh.cp_method: ring does not suit ac=budget, which plans the step of rank 0: in a ring that "
-            "rank reads the fewest keys; use gather or ulysses",
-            id="a plan of the rank with the least work",
-        ),
-        pytest.param(
             "mesh=cp2 model=llama_nano compile=aot_eager",
             "mesh.cp: runs eagerly alone, got compile=aot_eager; use compile=none",
             id="a compiled ring",
@@ -157,9 +151,16 @@ _NO_PLAN = "has no plan for it; use false"
         ),
         pytest.param(
             "mesh=ep2 model=moe_nano ac=budget ac.fraction=0.9",
-            "ac: budget plans sizes of one step, and those of experts change with each; use ac=full or "
-            "selective_op, or mesh.ep=1",
+            "mesh.ep_capacity: null does not suit ac=budget, which plans sizes of one step: those of experts "
+            "without a capacity change with each; set one, or use ac=full or selective_op",
             id="a plan of other sizes",
+        ),
+        pytest.param(
+            "mesh=ep2 mesh.ep_capacity=1.25 mesh.pp=2 mesh.reshard_after_forward=false microbatches=2 "
+            "model=moe_nano ac=budget ac.fraction=0.9",
+            "mesh.ep: mesh.pp=2 cuts the model into stages, and no plan of ac=budget was proven with experts in "
+            "them; use mesh.ep=1, or mesh.pp=1 without its options",
+            id="a plan of experts in stages",
         ),
         pytest.param(
             "mesh=ep2 model=moe_nano compile=aot_eager",

@@ -52,6 +52,25 @@ def test_places_of_ranks() -> None:
 
 
 @pytest.mark.parametrize(
+    ("mesh", "kinds", "balanced"),
+    [
+        (Mesh(dp_shard=2, cp=2, tp=2), [0] * 8, [0]),
+        (Mesh(dp_replicate=2, pp=2), [0, 1, 0, 1], [0, 1]),
+        (Mesh(cp=3, cp_method="ring"), [0, 1, 2], [0, 1, 2]),
+        (Mesh(dp_shard=2, cp=2, cp_method="ring", tp=2), [0, 0, 1, 1] * 2, [0, 2]),
+        (Mesh(pp=2, cp=2, cp_method="ring"), [0, 1, 2, 3], [0, 1, 2, 3]),
+        (Mesh(dp_shard=4, ep=2, ep_capacity=1.0), [0, 1, 0, 1], [0]),
+        (Mesh(dp_replicate=2, dp_shard=2, ep=2), [0, 1, 0, 1], [0]),
+    ],
+    ids=lambda value: value.label if isinstance(value, Mesh) else "",
+)
+def test_kinds_of_steps(mesh: Mesh, kinds: list[int], balanced: list[int]) -> None:
+    assert [mesh.kind(rank) for rank in range(mesh.world_size)] == kinds
+    assert mesh.first_ranks() == tuple(kinds.index(number) for number in range(max(kinds) + 1))
+    assert mesh.first_ranks(is_balanced=True) == tuple(balanced)
+
+
+@pytest.mark.parametrize(
     ("mesh", "stages"),
     [
         (Mesh(), [(0,)]),

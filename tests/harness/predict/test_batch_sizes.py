@@ -142,9 +142,9 @@ def test_steps_that_are_unlike_are_found_out(changed: Any) -> None:
 def test_the_points_of_a_sweep_trace_three_batch_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def counted(experiment: Experiment, device: str, pp_rank: int, **others: Any) -> StepLog:
+    def counted(experiment: Experiment, device: str, rank: int | None, **others: Any) -> StepLog:
         asked.append(experiment.batch_size)
-        return step_log(experiment, device, pp_rank, **others)
+        return step_log(experiment, device, rank, **others)
 
     monkeypatch.setattr(prediction, "step_log", counted)
     line = _MLP.replace("width=16", "width=24")  # of which no other test asks

@@ -27,7 +27,8 @@ from harness.predict.views import view_of
 from harness.trial import plan_budget
 from harness.trial.batches import batches
 from harness.trial.links import Link
-from harness.trial.plan_budget import PLAN_FILE, file_of, with_plan
+from harness.trial.plan_budget import PLAN_FILE, with_plan
+from harness.trial.plan_files import file_of
 from harness.trial.steps import warm_up
 from strategies import RunnableStep, StrategyError, chunk_variants
 from strategies.ac.budget import Budget
@@ -281,7 +282,7 @@ def staged(
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What a rank of a pipeline has measured, and its plan."""
+    """What a rank with a plan of its own has measured, and the plan."""
 
     plan: Mapping[str, Any]
     plain_bytes: int
@@ -300,7 +301,7 @@ def kept(rank: int, case: Experiment, folder: Path) -> _Kept:
         warm_up(trainee, batch)
         found.append(instrument(trainee, batch(2)))
     variant, twin = found
-    file = file_of(folder / PLAN_FILE, case.mesh, case.mesh.coordinate(rank).pp)
+    file = file_of(folder / PLAN_FILE, case.mesh, rank)
     return _Kept(
         json.loads(file.read_text()),
         twin.memory.peak_bytes,
@@ -354,14 +355,87 @@ def test_sharded_stages_keep_the_budget(schedule: str, tmp_path: Path, pool4: Ra
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
-def test_plans_of_all_ranks_are_predicted(schedule: str, tmp_path: Path, pool2: RankPool) -> None:
+def test_plans_of_all_stages_are_predicted(schedule: str, tmp_path: Path, pool2: RankPool) -> None:
     case = staged(schedule, 0.8)
-    found, record = pool2.run(kept, case, tmp_path), predict(case)
+    _require_predicted(case, pool2.run(kept, case, tmp_path), "pipeline")
+
+
+def _require_predicted(case: Experiment, found: list[_Kept], of_all: str) -> None:
+    """See that a prediction has the plans of all ranks, and the bytes that they have measured."""
+    record = predict(case)
     assert record.memory is not None
     assert record.plan is not None
     assert [each.peak_bytes for each in record.memory.by_rank] == [each.peak_bytes for each in found]
-    written = json.loads(json.dumps(record.plan["pipeline"]))
+    written = json.loads(json.dumps(record.plan[of_all]))
     assert [each["blocks"] for each in written] == [each.plan["blocks"] for each in found]
+
+
+_RING = {"cp": 2, "cp_method": "ring"}
+_EXPERTS = {"dp_shard": 2, "ep": 2}
+_MATRIX = pytest.mark.matrix
+UNLIKE: list[Any] = [
+    # model | blocks | share of the highest rank's peak | mesh of two ranks
+    ("llama", 2, 0.9, _RING),
+    pytest.param("llama", 4, 0.75, _RING, marks=_MATRIX),
+    pytest.param("gpt", 4, 0.8, _RING, marks=_MATRIX),
+    ("moe", 2, 0.8, {**_EXPERTS, "ep_capacity": 1.25}),
+    pytest.param("moe", 4, 0.7, {**_EXPERTS, "ep_capacity": 0.75}, marks=_MATRIX),
+]
+
+
+def unlike(model: str, blocks: int, fraction: float, mesh: Mapping[str, Any]) -> Experiment:
+    """Return a case whose ranks take unlike steps: with keys of more parts, or with other experts."""
+    case = cases.experiment(
+        model=model, mesh=Mesh(**mesh), variant="budget", batch_size=8, dropout=0.1, parity_steps=2,
+        options={"fraction": fraction},
+    )  # fmt: skip
+    return replace(case, model=replace(case.model, n_layers=blocks))  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(("model", "blocks", "fraction", "mesh"), UNLIKE)
+def test_ranks_with_unlike_steps_keep_one_budget(
+    model: str, blocks: int, fraction: float, mesh: Mapping[str, Any], tmp_path: Path, pool2: RankPool
+) -> None:
+    case = unlike(model, blocks, fraction, mesh)
+    found = pool2.run(kept, case, tmp_path)
+    _require_kept(found, fraction)
+    assert found[0].plan["blocks"] != found[1].plan["blocks"]
+    cases.require_neutral(pool2.run(cases.parity, case))
+
+
+@_MATRIX
+def test_plans_of_all_parts_of_a_ring_are_predicted(tmp_path: Path, pool2: RankPool) -> None:
+    case = unlike("llama", 2, 0.8, _RING)
+    _require_predicted(case, pool2.run(kept, case, tmp_path), "ranks")
+
+
+@_MATRIX
+def test_plans_of_experts_with_a_capacity_are_predicted(tmp_path: Path, pool2: RankPool) -> None:
+    case = unlike("moe", 2, 0.8, {**_EXPERTS, "ep_capacity": 1.0})
+    found, record = pool2.run(kept, case, tmp_path), predict(case)  # of rank 0, whose bytes are those of both
+    assert record.memory is not None
+    assert {each.peak_bytes for each in found} == {record.memory.peak_bytes}
+
+
+@_MATRIX
+@pytest.mark.parametrize(
+    ("model", "mesh"),
+    [
+        ("llama", {**_RING, "dp_shard": 2}),
+        ("llama", {**_RING, "dp_replicate": 2}),
+        ("llama", {**_RING, "tp": 2, "sp": True}),
+        ("moe", {"dp_shard": 4, "ep": 2, "ep_capacity": 1.0}),
+    ],
+)
+def test_ranks_with_like_steps_share_a_plan(
+    model: str, mesh: Mapping[str, Any], tmp_path: Path, pool4: RankPool
+) -> None:
+    case = unlike(model, 2, 0.85, mesh)
+    found = pool4.run(kept, case, tmp_path)
+    _require_kept(found, 0.85)
+    firsts = [case.mesh.first_ranks()[case.mesh.kind(rank)] for rank in range(4)]
+    assert [each.plan for each in found] == [found[first].plan for first in firsts]
+    cases.require_neutral(pool4.run(cases.parity, case))
 
 
 def _smallest(message: str) -> re.Match[str]:

@@ -306,7 +306,9 @@ def test_a_first_call_refuses_collectives_of_the_model(monkeypatch: pytest.Monke
             model(torch.ones(2, 4))
     finally:
         distributed.destroy_process_group()
-    collective = "the model runs the collective _c10d_functional.all_reduce.default; write a plan of a step"
+    collective = (
+        "the model runs the collective _c10d_functional.all_reduce.default; on each rank write a plan"
+    )
     assert f"ac: the first call plans on tensors without memory, and {collective}" in str(error.value)
 
 

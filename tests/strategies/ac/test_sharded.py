@@ -66,5 +66,15 @@ def test_a_kept_result_of_a_collective_is_settled(pool2: RankPool) -> None:
     assert pool2.run(tape_of_a_collective) == [True, True]
 
 
-def test_operators_run_again_with_the_weights_of_a_unit_inside_a_block(pool2: RankPool) -> None:
-    assert pool2.run(unit_inside) == [[], []]
+@pytest.mark.parametrize(
+    ("variant", "runs_again"),
+    [
+        ("modules", True),
+        ("budget", False),  # backward asks for what the unit gave before it has its weights
+        ("budget of one rank", True),
+    ],
+)
+def test_operators_run_again_with_the_weights_of_a_unit_inside_a_block(
+    pool2: RankPool, variant: str, runs_again: bool
+) -> None:
+    assert pool2.run(unit_inside, variant) == [([], runs_again)] * 2

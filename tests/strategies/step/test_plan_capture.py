@@ -21,11 +21,10 @@ from tests.strategies.budget.small_steps import WIDTH, Gated, WithBlocks, measur
 CPU = torch.device("cpu")
 
 
-def captured(model: WithBlocks, x: torch.Tensor) -> StepGraph:
+def captured(model: WithBlocks, x: torch.Tensor, lasting: frozenset[str] = frozenset()) -> StepGraph:
     model.zero_grad()
-    return capture(
-        step_of(model, x), ModelModules(blocks=model.blocks), device=CPU, standing=[*model.parameters(), x]
-    )
+    modules, standing = ModelModules(blocks=model.blocks), [*model.parameters(), x]
+    return capture(step_of(model, x), modules, device=CPU, standing=standing, lasting=lasting)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -62,6 +61,14 @@ def test_what_has_no_formula_costs_the_flops_that_its_seconds_are_worth() -> Non
     found = [each for each in graph.operators if each.name == "aten.linalg_matrix_exp.default"]
     assert found
     assert all(each.flops == MACHINES["cpu"].flops_in(each.seconds) > 0 for each in found)
+
+
+@pytest.mark.parametrize("lasting", [frozenset[str](), frozenset({"aten.silu.default"})])
+def test_operators_that_last_do_not_run_again(lasting: frozenset[str]) -> None:
+    graph = captured(Gated(blocks=1), torch.randn(2, 8, WIDTH), lasting)
+    stays = {each.name for each in graph.operators if each.is_forward and not each.is_repeatable}
+    assert "aten.silu.default" in {each.name for each in graph.operators}
+    assert stays == lasting
 
 
 def test_gradients_are_those_of_the_plain_step() -> None:
