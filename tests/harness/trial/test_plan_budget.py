@@ -378,7 +378,7 @@ UNLIKE: list[Any] = [
     ("llama", 2, 0.9, _RING),
     pytest.param("llama", 4, 0.75, _RING, marks=_MATRIX),
     pytest.param("gpt", 4, 0.8, _RING, marks=_MATRIX),
-    ("moe", 2, 0.8, {**_EXPERTS, "ep_capacity": 1.25}),
+    pytest.param("moe", 2, 0.8, {**_EXPERTS, "ep_capacity": 1.25}, marks=_MATRIX),
     pytest.param("moe", 4, 0.7, {**_EXPERTS, "ep_capacity": 0.75}, marks=_MATRIX),
 ]
 
