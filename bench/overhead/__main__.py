@@ -8,6 +8,7 @@ from bench.output import run_part
 
 PARTS = {
     "answers": "how long help, a refusal, a finished sweep and a report take",
+    "trials": "how long the trials of tiny models take, beside their own steps",
     "steps": "what timed steps cost beyond a bare training loop",
 }
 

@@ -15,7 +15,8 @@ class Protocol:
         name: how people call it.
         parity_steps: optimizer steps over which variant and twin are compared, at least 1.
         warmup_steps: untimed steps of each side before the timed ones.
-        timed_pairs: timed steps of each side, taken A B B A; 0 measures no time.
+        timed_pairs: timed steps of each side, taken A B B A; 0 measures no time. Fewer, 10 or more, where the
+            ratio is known to one per cent before.
         deterministic: deterministic kernels during the parity steps.
         probes: after the parity steps the models are asked what steps in a row do not show: micro-batches in
             flight, recomputed values, leaks.

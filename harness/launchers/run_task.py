@@ -25,8 +25,13 @@ from harness.records.store import Store
 from harness.trial.links import Link, chain
 from harness.trial.trial_plan import BASELINES, ENTRY, TrialPlan
 
-PRELOAD = (ENTRY.partition(":")[0], "scipy.optimize", "scipy.sparse")
-"""Modules that a trial's ranks need, the agent's own aside; SciPy solves for its bound."""
+PRELOAD = (
+    ENTRY.partition(":")[0],
+    "scipy.optimize",
+    "scipy.sparse",
+    "harness.measure.environment:note_own_code",
+)
+"""What a trial's ranks need, the agent's own aside; SciPy solves for its bound."""
 
 Supervise = Callable[[RankJob], Outcome]
 Job = Mapping[str, Any]

@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,27 +100,45 @@ def describe(device: torch.device | str, files: Iterable[Path] = ()) -> dict[str
         "backend": backend,
         "host": platform.node(),
         "world_size": world_size,
-        "commit": _commit(Path(__file__)),
+        "commit": _own()["commit"],
         "foreign_processes": _foreign_processes(index) if kind == "cuda" else None,
     }
     return {key: described[key] for key in _KEYS}
 
 
 def identity(device: torch.device | str, files: Iterable[Path] = ()) -> dict[str, Any]:
-    """Return the part of `describe` that `environment_id` reads; nothing here asks git or other processes."""
+    """Return the part of `describe` that `environment_id` reads."""
     kind, index = _parts(device)
-    version = torch_version()
+    own = _own()
     return {
         "python": platform.python_version(),
-        "torch": version["__version__"],
-        "cuda": version["cuda"],
+        "torch": own["torch"],
+        "cuda": own["cuda"],
         "device": nvml.device_name(index) if kind == "cuda" else cpu_name(),
         "cpus": os.cpu_count(),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "driver": nvml.driver_version() if kind == "cuda" else None,
+        "packages": own["packages"],
+        "source_digest": own["source_digest"],
+        "files": {str(path): _fingerprint(path) for path in files},
+    }
+
+
+def note_own_code() -> None:
+    """Note what this process runs, once for itself and all that it forks: later changes are not theirs."""
+    _own()
+
+
+@cache
+def _own() -> Mapping[str, Any]:
+    """Return commit, sources and packages of this process."""
+    version = torch_version()
+    return {
+        "torch": version["__version__"],
+        "cuda": version["cuda"],
         "packages": _package_versions(),
         "source_digest": _source_digest(),
-        "files": {str(path): _fingerprint(path) for path in files},
+        "commit": _commit(Path(__file__)),
     }
 
 

@@ -222,12 +222,20 @@ def server_environment() -> dict[str, str]:
 
 
 def serve(fileno: int, preload: Sequence[str]) -> None:
-    """Import `preload`, then fork and reap children until the driver closes its end of the connection."""
+    """Prepare `preload`, then fork and reap children until the driver closes its end of the connection.
+
+    Args:
+        fileno: descriptor of the connection.
+        preload: modules to import, or `module:function` for a function to call after that.
+    """
     driver = Connection(fileno)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     gc.disable()  # what is imported stays
     for name in preload:
-        importlib.import_module(name)
+        module, _, function = name.partition(":")
+        imported = importlib.import_module(module)
+        if function:
+            getattr(imported, function)()
     gc.enable()
     gc.collect()
     gc.freeze()  # a collection in a child shall not copy the pages of what the server imported

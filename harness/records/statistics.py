@@ -9,6 +9,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import comb
 from statistics import median
 
 RESOLUTION = 0.01
@@ -85,6 +86,21 @@ def ratio_to_baseline(variant_s: Sequence[float], twin_s: Sequence[float]) -> Ra
     if len(ratios) < MIN_PAIRS:
         low, high = min(low, 1.0), max(high, 1.0)
     return Ratio(median=median(ratios), low=low, high=high)
+
+
+def is_narrow(variant_s: Sequence[float], twin_s: Sequence[float]) -> bool:
+    """Say whether the median of the pairwise ratios is known to `RESOLUTION`: more pairs tell no more.
+
+    The interval is that of the sign test (order statistics, 95 % or more), because it is asked for between
+    timed steps. Pairs that end by it carry an interval of 91 to 93 %, not 93 to 95 % (simulated: normal noise
+    and Student's t with 2 degrees of freedom, 0.3 to 4 % of a step, looked at after 10, 12, ... of 20 pairs).
+    """
+    ratios = sorted(variant / twin for variant, twin in zip(variant_s, twin_s, strict=True))
+    count, outside, tail = len(ratios), 0, 0.5 ** len(ratios)
+    while tail <= _TAIL:
+        outside += 1
+        tail += comb(count, outside) / 2**count
+    return outside > 0 and ratios[count - outside] - ratios[outside - 1] <= 2 * RESOLUTION
 
 
 def is_distinguishable(ratio: Ratio) -> bool:

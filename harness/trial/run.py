@@ -28,6 +28,7 @@ from harness.records.fields import encode
 from harness.records.measured import MeasuredBaseline, MeasuredTime, Observed, RankResult
 from harness.records.parity_result import Parity
 from harness.records.probed import Probed
+from harness.records.statistics import is_narrow
 from harness.records.step_trace import write_step
 from harness.trial.act import Act
 from harness.trial.asking import TrialModels, first_link
@@ -336,7 +337,15 @@ def _samples(bench: _Bench) -> tuple[PairedTimes, float | None]:
     warmup, pairs = protocol.warmup_steps, protocol.timed_pairs
     if bench.plan.baseline == "paired":
         variant, twin = bench.stepper(experiment), bench.stepper(experiment.twin())
-        samples = interleave(variant, twin, warmup=warmup, pairs=pairs, clock=clock, progress=progress)
+        samples = interleave(
+            variant,
+            twin,
+            warmup=warmup,
+            pairs=pairs,
+            clock=clock,
+            progress=progress,
+            is_enough=partial(_is_narrow, bench.context.device),
+        )
         return samples, _energy_j(bench, variant)
     twin_s: tuple[float, ...] = ()
     if bench.plan.baseline == "sequential":
@@ -347,6 +356,14 @@ def _samples(bench: _Bench) -> tuple[PairedTimes, float | None]:
     variant = bench.stepper(experiment)
     variant_s = consecutive(variant, warmup=warmup, count=pairs, clock=clock, progress=progress)
     return PairedTimes(variant_s=variant_s, twin_s=twin_s), _energy_j(bench, variant)
+
+
+def _is_narrow(device: torch.device, samples_s: Sequence[Sequence[float]]) -> bool:
+    """Say whether variant and twin were timed often enough; a step is as slow as its slowest rank."""
+    slowest = torch.tensor(samples_s, dtype=torch.float64, device=device)
+    if dist.is_initialized():
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return is_narrow(*slowest.tolist())
 
 
 def _energy_j(bench: _Bench, step: Callable[[], None]) -> float | None:

@@ -74,6 +74,7 @@ def _summary(plan: ChunkPlan) -> str:
             f"{scope}: {len(region.operators)} operators, {region.chunks} chunks of {region.chunk_size} "
             f"from {region.size}, along {along}"
             + (f"; kept for backward: {', '.join(region.kept)}" if region.kept else "")
+            + ("; forward makes the gradients" if region.is_ahead else "")
         )
     return "\n".join(lines)
 

@@ -13,7 +13,8 @@ counts, so that a storage is freed with the last of them (`budget.eager.contents
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -41,6 +42,20 @@ def hooks_around() -> Hooks | None:
     """Return the hooks that stand here, of which autograd calls only the innermost pair; `None` for none."""
     hooks: Hooks | None = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001 (no public way)
     return hooks
+
+
+@contextmanager
+def without_hooks() -> Iterator[None]:
+    """Have autograd save tensors as they are within the scope, whatever hooks stand around it."""
+    taken: list[Hooks] = []
+    while (hooks := hooks_around()) is not None:
+        torch._C._autograd._pop_saved_tensors_default_hooks()  # noqa: SLF001 (no public way)
+        taken.append(hooks)
+    try:
+        yield
+    finally:
+        for hooks in reversed(taken):
+            torch._C._autograd._push_saved_tensors_default_hooks(*hooks)  # noqa: SLF001 (as above)
 
 
 def packed_by(hooks: Hooks | None, saved: Tensor) -> Packed:

@@ -25,6 +25,12 @@ Progress = Callable[[int, int], None]
 StepClock = Callable[[StepFunction], float]
 """Runs one step, with everything that the step queues, and returns its duration in seconds."""
 
+Enough = Callable[[Sequence[Sequence[float]]], bool]
+"""Says of the times of each step so far whether they are enough."""
+
+LEAST_TURNS = 10
+"""Turns before the first question whether they are enough."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairedTimes:
@@ -65,6 +71,10 @@ def _in_silence(_done: int, _total: int) -> None:
     pass
 
 
+def _never(_samples_s: Sequence[Sequence[float]]) -> bool:
+    return False
+
+
 def interleave(
     variant: StepFunction,
     twin: StepFunction,
@@ -73,11 +83,12 @@ def interleave(
     pairs: int,
     clock: StepClock,
     progress: Progress = _in_silence,
+    is_enough: Enough = _never,
 ) -> PairedTimes:
     """Time `pairs` steps of each in the order A B B A, after `warmup` untimed ones of each.
 
     Neighbours form a pair; that every second pair is turned round cancels what going first costs. Garbage is
-    collected between pairs, never within a step.
+    collected between pairs, never within a step. Fewer pairs are timed where `is_enough` says so.
 
     Raises:
         ConfigError: a negative warm-up, or no pair.
@@ -85,7 +96,9 @@ def interleave(
     require_at_least("warmup", warmup, 0)
     require_at_least("pairs", pairs, 1)
     steps = variant, twin
-    variant_s, twin_s = in_turns(steps, warmup=warmup, turns=pairs, clock=clock, progress=progress)
+    variant_s, twin_s = in_turns(
+        steps, warmup=warmup, turns=pairs, clock=clock, progress=progress, is_enough=is_enough
+    )
     return PairedTimes(variant_s=variant_s, twin_s=twin_s)
 
 
@@ -110,8 +123,13 @@ def in_turns(
     turns: int,
     clock: StepClock,
     progress: Progress = _in_silence,
+    is_enough: Enough = _never,
 ) -> list[tuple[float, ...]]:
-    """Return the times of each step, seconds; every second turn takes the steps in the other order."""
+    """Return the times of each step, seconds; every second turn takes the steps in the other order.
+
+    `is_enough` is asked after `LEAST_TURNS` turns and then after every second one, so that each order is
+    taken as often as the other.
+    """
     for _ in range(warmup):
         for step in steps:
             step()
@@ -122,6 +140,10 @@ def in_turns(
             collect()
             for step, times_s in list(zip(steps, samples_s, strict=True))[:: -1 if turn % 2 else 1]:
                 times_s.append(clock(step))
+            done = turn + 1
+            if LEAST_TURNS <= done < turns and done % 2 == 0 and is_enough(samples_s):
+                progress(turns, turns)
+                break
     return [tuple(times_s) for times_s in samples_s]
 
 

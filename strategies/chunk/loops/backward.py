@@ -8,7 +8,7 @@ of backward operators and gradients of parameters are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from strategies.chunk.flow.chunk_rules import slots
+from strategies.chunk.loops.gradients_ahead import summed_up
 from strategies.chunk.loops.loop import BodyMemory, Loop, undominated
 from strategies.chunk.loops.read_again import unread_products
 from strategies.chunk.loops.schedule import Schedule
@@ -157,6 +158,7 @@ class TrainingPass:
         saves: storages that autograd keeps, by node.
         calls: passes of inner scopes.
         tail_bytes: bytes that the loss holds while it is computed, without its input.
+        starts_backward: whether backward starts from the outputs of the schedule.
 
     All passes of one graph share the last two fields, which remember what does not depend on the schedule.
     """
@@ -165,6 +167,7 @@ class TrainingPass:
     saves: Mapping[fx.Node, frozenset[Key]]
     calls: Mapping[fx.Node, ScopeCall]
     tail_bytes: int = 0
+    starts_backward: bool = False
     _backwards: dict[fx.Node, _Backward] = field(default_factory=dict)
     _seconds: dict[fx.Node | Loop, float] = field(default_factory=dict)
 
@@ -184,6 +187,10 @@ class TrainingPass:
         for step in forward:
             sizes |= step.makes
         born: set[Key] = set()
+        for index, item in enumerate(schedule.items):
+            if isinstance(item, Loop) and item.ahead is not None:
+                made = self._gradients([operand.node for operand in item.inputs], born, sizes)
+                forward[index] = forward[index]._replace(makes=forward[index].makes | made)
         gradients = self._gradients(schedule.outputs, born, sizes)
         steps = [*forward, StorageStep(makes=gradients, holds=frozenset(kept), private_bytes=self.tail_bytes)]
         steps += [
@@ -315,6 +322,9 @@ class TrainingPass:
         held = born & {
             gradient_of(key) for result in loop.outputs for key in self.schedule.keys_of(result.node)
         }
+        if loop.ahead is not None:  # these gradients are there since forward
+            held |= born & {gradient_of(key) for node in inputs for key in self.schedule.keys_of(node)}
+            return StorageStep(makes={}, holds=frozenset(held))
         makes = self._gradients(inputs, born, sizes)
         held |= {key for node in (*inputs, *loop.kept) for key in self.schedule.keys_of(node)}
         # it has a gradient of its own for each input, which is added to what there is of its storage
@@ -326,17 +336,30 @@ class TrainingPass:
 def _seconds_of(item: fx.Node | Loop, machine: Machine) -> float:
     """Return the time of forward and backward of one item that is no call."""
     if isinstance(item, Loop):
-        return item.seconds(machine) * (1 + BACKWARD_SHARE) + item.seconds(machine, is_again=True)
+        again = item.ahead is None and item.seconds(machine, is_again=True)
+        return item.seconds(machine) * (1 + BACKWARD_SHARE) + again
     return cost_of(item).seconds(machine) * (1 + BACKWARD_SHARE) if item.op == "call_function" else 0.0
 
 
-def with_backward(loop: Loop, storages: Storages, saves: Mapping[fx.Node, frozenset[Key]]) -> Loop | None:
-    """Return the loop with the memory of its body's backward.
+def with_backward(
+    loop: Loop,
+    storages: Storages,
+    saves: Mapping[fx.Node, frozenset[Key]],
+    final: Collection[fx.Node] = (),
+) -> Loop | None:
+    """Return the loop with the memory of its body's backward, which may come in forward.
 
     `None` where it would save what an operator writes to: backward may come after the write.
+
+    Args:
+        loop: a loop of a graph that was recorded with gradients.
+        storages: storages of the graph.
+        saves: storages that autograd keeps, by node.
+        final: differentiable values of a graph from whose outputs backward starts; else none.
     """
     if any(operand.node.meta.get("written", False) and not loop.updates(operand) for operand in loop.inputs):
         return None
+    loop = replace(loop, ahead=None if loop.kept else summed_up(loop, final))
     loop = replace(loop, unread=unread_products(loop, storages, saves))
     forward = loop.body_steps(storages, is_writing=False)
     places = _gradients_over_scores(loop, storages)
@@ -351,7 +374,10 @@ def with_backward(loop: Loop, storages: Storages, saves: Mapping[fx.Node, frozen
             step._replace(holds=frozenset(places.get(key, key) for key in step.holds)) for step in backward
         ]
         totals.append(simulate([*steps, *placed], ()).live_bytes)
-    return replace(loop, backward=BodyMemory(size=loop.size, totals=undominated(zip(*totals, strict=True))))
+    memory = BodyMemory(size=loop.size, totals=undominated(zip(*totals, strict=True)))
+    if loop.ahead is not None:
+        return replace(loop, memory=memory, backward=BodyMemory(size=loop.size, totals=()))
+    return replace(loop, backward=memory)
 
 
 def _gradients_over_scores(loop: Loop, storages: Storages) -> dict[Key, Key]:

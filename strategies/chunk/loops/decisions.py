@@ -17,7 +17,9 @@ from strategies.chunk.flow.chunk_region import ChunkRegion
 from strategies.chunk.flow.chunk_rules import is_cheap, is_never
 from strategies.chunk.flow.grow_region import RegionGrower, seeds_of
 from strategies.chunk.flow.slice_inputs import slice_inputs
+from strategies.chunk.loops.backward import differentiable
 from strategies.chunk.loops.buffer_reuse import BufferReuse
+from strategies.chunk.loops.gradients_ahead import summed_up
 from strategies.chunk.loops.loop import Loop, make_loop
 from strategies.chunk.loops.schedule import Schedule
 
@@ -41,6 +43,7 @@ class LoopDecision:
         length: positions in a chunk.
         into: each output with the input whose buffer it reuses, or `None`.
         kept: members whose values backward takes.
+        is_ahead: whether forward makes the gradients.
     """
 
     members: tuple[int, ...]
@@ -54,6 +57,7 @@ class LoopDecision:
     length: int
     into: tuple[tuple[int, int | None], ...]
     kept: tuple[int, ...]
+    is_ahead: bool
 
 
 Decisions: TypeAlias = tuple[int | LoopDecision, ...]
@@ -90,6 +94,7 @@ def decisions_of(schedule: Schedule) -> Decisions:
                 (at[result.node], at[result.into] if result.into else None) for result in loop.outputs
             ),
             kept=tuple(at[each.node] for each in loop.keeps()),
+            is_ahead=loop.ahead is not None,
         )
 
     return tuple(decision(item) if isinstance(item, Loop) else at[item] for item in schedule.items)
@@ -166,6 +171,8 @@ def _loop(
         return None
     kept = frozenset(nodes[position] for position in decision.kept if plain.storages.has_gradients)
     loop = make_loop(region, outside, decision.length, plain.storages, kept)
+    if loop is not None and decision.is_ahead and plain.storages.has_gradients:
+        loop = replace(loop, ahead=summed_up(loop, differentiable(plain.graph)))
     into = {nodes[at]: position for at, position in decision.into}
     if loop is None or not into.keys() >= {result.node for result in loop.outputs}:
         return None

@@ -125,6 +125,8 @@ class Loop:
         widest: axis along which an input is taken, where members need it with several halos, by need.
         unread: products that backward leaves out, because it reads their operands alone.
         kept: members among the outputs whose values backward takes, rather than compute them again.
+        ahead: output for whose sum each chunk is differentiated in forward; `None`: backward runs the body
+            again.
     """
 
     region: ChunkRegion
@@ -139,6 +141,7 @@ class Loop:
     widest: Mapping[tuple[fx.Node, Axis | None], Axis] = field(default_factory=dict)
     unread: frozenset[fx.Node] = frozenset()
     kept: frozenset[fx.Node] = frozenset()
+    ahead: fx.Node | None = None
 
     @property
     def chunks(self) -> int:

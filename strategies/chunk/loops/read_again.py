@@ -46,7 +46,7 @@ def unread_products(
 ) -> frozenset[fx.Node]:
     """Return the products of a loop whose results backward does not read; see `read_again`."""
     products = [node for node in loop.region.members if is_product(node)]
-    if not products or not storages.has_gradients:
+    if not products or not storages.has_gradients or loop.ahead is not None:
         return frozenset()
     return frozenset(products) - (read_again(loop, storages, saves) - loop.kept)
 

@@ -42,6 +42,7 @@ class PlannedRegion:
         chunk_size: positions in a chunk; the last chunk may have less.
         chunks: how often the operators run.
         kept: operators whose results forward keeps, so that backward does not compute them again.
+        is_ahead: whether forward makes the gradients, so that backward computes nothing again.
     """
 
     scope: str
@@ -52,6 +53,7 @@ class PlannedRegion:
     chunk_size: int
     chunks: int
     kept: tuple[str, ...] = ()
+    is_ahead: bool = False
 
     @classmethod
     def of(cls, scope: str, loop: Loop) -> PlannedRegion:
@@ -66,6 +68,7 @@ class PlannedRegion:
             chunk_size=loop.length,
             chunks=loop.chunks,
             kept=tuple(operand.node.name for operand in loop.keeps()),
+            is_ahead=loop.ahead is not None,
         )
 
 

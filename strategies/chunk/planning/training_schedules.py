@@ -149,7 +149,9 @@ class TrainingSchedules:
         """The options of the model itself, searched with the smallest options of its inner scopes."""
         smallest = {index: len(self.options[kind]) - 1 for index, kind in enumerate(self.kinds)}
         schedule, saves = self._scopes.plain[self._scopes.kinds[-1]], saved_storages(self._scopes.root)
-        first = TrainingPass(schedule=schedule, saves=saves, calls=self._calls_at(smallest))
+        first = TrainingPass(
+            schedule=schedule, saves=saves, calls=self._calls_at(smallest), starts_backward=True
+        )
         return TrainingSearch(first, self._scopes.machine).path()
 
     @cached_property

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from torch import fx
 
 from strategies.chunk.flow.slice_inputs import slice_inputs
-from strategies.chunk.loops.backward import SavedFate, ScopeCall, TrainingPass, with_backward
+from strategies.chunk.loops.backward import SavedFate, ScopeCall, TrainingPass, differentiable, with_backward
 from strategies.chunk.loops.loop import Loop, chunk_sizes, make_loop
 from strategies.chunk.loops.read_again import most_worth_keeping
 from strategies.chunk.loops.schedule import unrolled
@@ -209,6 +209,8 @@ class TrainingSearch:
         """Return the loop with the value kept that is most worth it, `None` where none is."""
         outputs = frozenset(result.node for result in loop.outputs)
         key = loop.region, outputs, loop.kept
+        if loop.ahead is not None:  # backward computes nothing again
+            return None
         if key not in self._keeping:
             storages, saves = self._first.schedule.storages, self._first.saves
             best = most_worth_keeping(loop, storages, saves, self._machine)
@@ -272,9 +274,10 @@ class TrainingSearch:
 def placer_of(first: TrainingPass) -> LoopPlacer:
     """Return the placer of loops that have a backward."""
     storages = first.schedule.storages
+    final = differentiable(first.schedule.graph) if first.starts_backward else ()
     return LoopPlacer(
         first.schedule,
-        lambda loop: with_backward(loop, storages, first.saves),
+        lambda loop: with_backward(loop, storages, first.saves, final),
         slice_inputs,
         reach=_REACH,
         cuts=_CUTS - _is_large(first),

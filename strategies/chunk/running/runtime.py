@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from math import ceil
@@ -22,6 +22,7 @@ from strategies.base import StrategyError
 from strategies.chunk.flow.axes import Axis
 from strategies.estimate.recomputing import recomputing
 from strategies.regions.blocks import Chunked, Enclosed
+from strategies.regions.saved_tensors import without_hooks
 from strategies.step.live_storages import LiveStorages
 from strategies.tracing.guard import kind_of_result
 
@@ -179,7 +180,8 @@ class ChunkLoop(nn.Module):
     """A region as a loop over chunks: its body runs once a chunk and writes to preallocated outputs.
 
     With gradients on, nothing that a body computes is saved but the outputs that `keeps` names. Backward
-    runs the bodies again, chunk by chunk, and adds up the gradients of inputs that every chunk uses.
+    runs the bodies again, chunk by chunk, and adds up the gradients of inputs that every chunk uses. With
+    `ahead` that is done in forward, and backward multiplies these gradients by that of the output.
 
     Args:
         body: `(start, length, *takes, *buffers)`, writes its results to the buffers.
@@ -189,7 +191,9 @@ class ChunkLoop(nn.Module):
         copies: which of these have chunks that are copied.
         updates: which of these the body writes to. Backward writes to copies of them.
         keeps: positions of the outputs that backward takes, rather than compute them again.
-        gives: where the results are put together.
+        ahead: position of the only output with a gradient, which is the same for all of its elements; `None`
+            where backward alone knows the gradients.
+        outputs: where the results are put together.
         size, length: positions of the axis and of a chunk.
         is_unread: true where autograd saves nothing that depends on the outputs.
     """
@@ -203,6 +207,7 @@ class ChunkLoop(nn.Module):
         copies: Sequence[bool],
         updates: Sequence[bool],
         keeps: Sequence[int],
+        ahead: int | None,
         outputs: Sequence[Buffer],
         size: int,
         length: int,
@@ -215,6 +220,7 @@ class ChunkLoop(nn.Module):
         self.copies = tuple(copies)
         self.updates = tuple(updates)
         self.keeps = tuple(keeps)
+        self.ahead = ahead
         self.outputs = tuple(outputs)
         self.size = size
         self.length = length
@@ -228,7 +234,7 @@ class ChunkLoop(nn.Module):
     def forward(self, *inputs: Tensor) -> Any:
         """Return the results of the region, a tuple where there are several."""
         if torch.is_grad_enabled() and any(operand.requires_grad for operand in inputs):
-            results = _Recomputed.apply(self, *inputs)
+            results = (_Recomputed if self.ahead is None else _Ahead).apply(self, *inputs)
         else:
             results = self.run(inputs, may_overwrite=True)
         return results[0] if len(self.outputs) == 1 else results
@@ -283,12 +289,54 @@ class _Recomputed(torch.autograd.Function):
         return None, *totals[: len(totals) - len(ctx.loop.keeps)]
 
 
+class _Ahead(torch.autograd.Function):
+    """The loop for autograd: differentiates each chunk in forward, as for a gradient of 1."""
+
+    @staticmethod
+    def forward(ctx: Any, loop: ChunkLoop, *inputs: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """Run the loop, and save the gradients of its inputs."""
+        results = tuple(buffer.allocate(inputs, may_overwrite=False) for buffer in loop.outputs)
+        ones = [
+            result.new_ones(()).expand(result.shape) if at == loop.ahead else None
+            for at, result in enumerate(results)
+        ]
+        needed = zip(ctx.needs_input_grad[1:], inputs, strict=True)
+        wanted = [is_needed and operand.is_floating_point() for is_needed, operand in needed]
+        with without_hooks():  # nobody waits for what this saves
+            totals = _backward(loop, inputs, wanted, ones, results)
+        ctx.ahead = loop.ahead
+        ctx.save_for_backward(*totals)
+        ctx.mark_non_differentiable(*(each for at, each in enumerate(results) if at != loop.ahead))
+        ctx.set_materialize_grads(False)
+        return results
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        totals, given = ctx.saved_tensors, gradients[ctx.ahead]
+        if given is None:
+            return (None,) * (1 + len(totals))
+        factor = given[(0,) * given.dim()]  # that of all elements
+        # whoever keeps the graph may come again
+        scaled = torch.mul if torch._C._autograd._get_current_graph_task_keep_graph() else Tensor.mul_  # noqa: SLF001
+        return None, *(total if total is None else scaled(total, factor) for total in totals)
+
+
 def _backward(
-    loop: ChunkLoop, inputs: Sequence[Tensor], wanted: Sequence[bool], gradients: Sequence[Tensor | None]
+    loop: ChunkLoop,
+    inputs: Sequence[Tensor],
+    wanted: Sequence[bool],
+    gradients: Sequence[Tensor | None],
+    buffers: Sequence[Tensor] = (),
 ) -> list[Tensor | None]:
     """Return the gradients of `takes`, those of sliced ones put together and those of whole ones added up.
 
-    `inputs` are the takes, then what is kept, of which no gradient is wanted.
+    Args:
+        loop: the loop.
+        inputs: the takes, then what is kept, of which no gradient is wanted.
+        wanted: which of these need a gradient.
+        gradients: those of the outputs.
+        buffers: memory of the outputs, where this is the first run; none in backward.
     """
     leaves = [
         operand.detach().requires_grad_(is_wanted) if axis is None else operand.detach()
@@ -301,7 +349,7 @@ def _backward(
         if axis is None:
             leaf.grad = totals[-1]  # autograd adds to it in place
     for span in loop.spans(inputs):
-        _backward_chunk(loop, leaves, gradients, totals, span)
+        _backward_chunk(loop, leaves, gradients, totals, span=span, buffers=buffers)
     return totals
 
 
@@ -323,13 +371,21 @@ def _backward_chunk(
     inputs: Sequence[Tensor],
     gradients: Sequence[Tensor | None],
     totals: Sequence[Tensor | None],
+    *,
     span: tuple[int, int],
+    buffers: Sequence[Tensor],
 ) -> None:
-    """Recompute one chunk, differentiate it, and put the gradients of its inputs where they belong."""
+    """Compute one chunk, differentiate it, and put the gradients of its inputs where they belong."""
     start, length = span
     chunks = _chunks(loop, inputs, totals, span)
-    with torch.enable_grad(), recomputing():  # products that accumulate run without recording
+    again = nullcontext() if buffers else recomputing()  # products that accumulate run without recording
+    with torch.enable_grad(), again:
         results = loop.results(start, length, *chunks)
+    for result, memory, buffer in zip(results, buffers, loop.outputs, strict=False):
+        if buffer.axis is None:
+            memory.add_(result)
+        else:
+            write_chunk(memory, buffer.axis, start, result)
     outputs, given = [], []
     for result, gradient, buffer in zip(results, gradients, loop.outputs, strict=True):
         if gradient is not None and result.requires_grad:

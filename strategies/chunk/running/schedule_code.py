@@ -162,6 +162,7 @@ def chunk_loop(loop: Loop, *, is_unread: bool) -> ChunkLoop:
         copies=[operand.is_copied for operand in taken],
         updates=[loop.updates(operand) for operand in taken],
         keeps=[made.index(operand.node) for operand in loop.keeps()],
+        ahead=None if loop.ahead is None else made.index(loop.ahead),
         outputs=[
             _buffer(result, positions.get(result.into), has_gradient=result.node in with_gradients)
             for result in loop.outputs

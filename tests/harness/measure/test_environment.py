@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +39,13 @@ def known() -> dict[str, Any]:
         "files": {},
         "foreign_processes": [],
     }
+
+
+@pytest.fixture(autouse=True)
+def _as_a_new_process() -> Iterator[None]:
+    environment._own.cache_clear()
+    yield
+    environment._own.cache_clear()
 
 
 class TestDescribe:
@@ -157,19 +165,25 @@ class TestSources:
         ],
     )
     def test_another_source_is_another_digest(self, package: Path, path: str, content: str) -> None:
-        before = describe("cpu")["source_digest"]
+        before = environment._source_digest()
         (package / path).write_text(content)
-        assert describe("cpu")["source_digest"] != before
+        assert environment._source_digest() != before
 
     def test_a_moved_source_is_another_digest(self, package: Path) -> None:
-        before = describe("cpu")["source_digest"]
+        before = environment._source_digest()
         (package / "one.py").rename(package / "inner" / "one.py")
-        assert describe("cpu")["source_digest"] != before
+        assert environment._source_digest() != before
 
     def test_caches_do_not_count(self, package: Path) -> None:
-        before = describe("cpu")["source_digest"]
+        before = environment._source_digest()
         (package / "one.pyc").write_bytes(b"anything")
-        assert describe("cpu")["source_digest"] == before
+        assert environment._source_digest() == before
+
+    def test_what_a_process_runs_is_what_it_found_first(self, package: Path) -> None:
+        environment.note_own_code()
+        before = describe("cpu")
+        (package / "one.py").write_text("one = 2\n")
+        assert describe("cpu") == before
 
 
 class TestCommit:

@@ -340,6 +340,12 @@ def test_a_preload_that_cannot_be_imported_is_refused(capfd: pytest.CaptureFixtu
     assert "ModuleNotFoundError: No module named 'no_such_module'" in capfd.readouterr().err
 
 
+def test_a_preload_may_be_a_function_that_is_called_once(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ForkServerError, match=r"fork server \d+: has ended"):
+        ForkServer(("os:getpid", "os:abort_is_no_function")).await_ready()
+    assert "module 'os' has no attribute 'abort_is_no_function'" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -11,6 +11,7 @@ from harness.records.statistics import (
     Quantiles,
     Ratio,
     is_distinguishable,
+    is_narrow,
     quantiles,
     ratio_to_baseline,
 )
@@ -104,3 +105,18 @@ def test_reports_need_no_torch_for_it() -> None:
     modules = "harness.records.statistics, harness.records.parity_result"
     program = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("ratios", "expected"),
+    [
+        pytest.param([1.3] * 5, False, id="five pairs enclose no median"),
+        pytest.param([1.3] * 6, True, id="six equal pairs"),
+        pytest.param([*[1.3] * 5, 1.33], False, id="six pairs, by their extremes"),
+        pytest.param([1.0, *[1.3] * 8, 2.0], True, id="ten pairs, without their extremes"),
+        pytest.param([1.0, 1.0, *[1.3] * 6, 2.0, 2.0], False, id="ten pairs, two of them far on each side"),
+        pytest.param([1.29, 1.29, *[1.3] * 6, 1.3099, 1.3099], True, id="a width of two per cent"),
+    ],
+)
+def test_an_interval_as_narrow_as_what_can_be_told_apart(ratios: list[float], expected: bool) -> None:
+    assert is_narrow([2 * ratio for ratio in reversed(ratios)], [2.0] * len(ratios)) is expected

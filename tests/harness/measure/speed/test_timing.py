@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -63,6 +63,26 @@ def test_variant_and_twin_take_turns(warmup: int, pairs: int, calls: str, sample
     tape = Tape()
     assert interleave(tape.variant, tape.twin, warmup=warmup, pairs=pairs, clock=tape) == samples
     assert tape.calls == calls
+
+
+@pytest.mark.parametrize(
+    ("enough", "pairs", "asked", "timed"),
+    [
+        pytest.param(12, 20, [10, 12], 12, id="at the second question"),
+        pytest.param(99, 14, [10, 12], 14, id="never, and the last pair asks nothing"),
+        pytest.param(0, 9, [], 9, id="few pairs ask nothing"),
+    ],
+)
+def test_pairs_end_where_they_are_enough(enough: int, pairs: int, asked: list[int], timed: int) -> None:
+    found: list[int] = []
+
+    def is_enough(samples_s: Sequence[Sequence[float]]) -> bool:
+        found.append(len(samples_s[0]))
+        return found[-1] >= enough
+
+    tape = Tape()
+    samples = interleave(tape.variant, tape.twin, warmup=0, pairs=pairs, clock=tape, is_enough=is_enough)
+    assert (found, len(samples.variant_s), len(samples.twin_s)) == (asked, timed, timed)
 
 
 def test_one_alone_is_timed_after_its_warm_up() -> None:
