@@ -202,6 +202,8 @@ class MeasuredWork(StepFlops):
         recomputed_flops: FLOPs of forward operators that ran during the backward pass, beyond those that the
             twin recomputes by itself; all of them where no twin was measured.
         recomputed_ops: number of those operators by name.
+        recomputed_seconds_share: seconds of those operators, with and without FLOPs / those of all others of
+            the step, as plans count seconds: by FLOPs and bytes, on a machine whose numbers are fixed.
         kernel_recomputed_flops: FLOPs of attention scores that backward kernels compute once more, part of
             `backward_flops`.
         causal_attention_flops: FLOPs of attention with a causal mask, counted as whole squares, forward and
@@ -221,6 +223,7 @@ class MeasuredWork(StepFlops):
 
     recomputed_flops: int
     recomputed_ops: dict[str, int]
+    recomputed_seconds_share: float = 0.0
     kernel_recomputed_flops: int = 0
     causal_attention_flops: int = 0
     uncounted_ops: dict[str, UncountedOperator] = field(default_factory=dict)
@@ -239,6 +242,7 @@ class MeasuredWork(StepFlops):
             self,
             recomputed_flops=max(0, self.recomputed_flops - twin.recomputed_flops),
             recomputed_ops=_more(self.recomputed_ops, twin.recomputed_ops),
+            recomputed_seconds_share=max(0.0, self.recomputed_seconds_share - twin.recomputed_seconds_share),
             collectives_repeated=_more(self.collectives_repeated, twin.collectives_repeated),
         )
 

@@ -211,6 +211,7 @@ def merge_work(ranks: Sequence[RankResult], *, is_plain: bool) -> Work:
     return Work(
         **_maxima(works, _WORK_TOTALS),
         recomputed_ops=_highest(work.recomputed_ops for work in works),
+        recomputed_seconds_share=max(work.recomputed_seconds_share for work in works),
         uncounted_ops=_merge_uncounted([work.uncounted_ops for work in works]),
         calls=_highest(work.calls for work in works),
         recomputations=_highest(work.recomputations for work in works),

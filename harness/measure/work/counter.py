@@ -28,6 +28,7 @@ def work_of(
     collectives_repeated: Counter[str] = Counter()
     recomputed_flops = repeated_flops = causal_flops = 0
     counted = Counter(operators)
+    seconds = _seconds(counted, device)
     for each, count in counted.items():
         flops[each.phase] += count * each.flops
         repeated_flops += count * each.repeated_flops
@@ -47,7 +48,8 @@ def work_of(
         kernel_recomputed_flops=repeated_flops,
         causal_attention_flops=causal_flops,
         recomputed_ops=dict(sorted(recomputed_ops.items())),
-        uncounted_ops=_uncounted(counted, device),
+        recomputed_seconds_share=_recomputed_share(seconds),
+        uncounted_ops=_uncounted(counted, seconds),
         calls=dict(calls),
         collectives={phase: dict(collectives[phase]) for phase in PHASES},
         collective_bytes={phase: dict(collective_bytes[phase]) for phase in PHASES},
@@ -55,24 +57,37 @@ def work_of(
     )
 
 
-def _uncounted(operators: Mapping[OperatorWork, int], device: str) -> dict[str, UncountedOperator]:
-    """Return the operators whose FLOPs nobody counts, by name, with their share of the step's seconds.
+def _seconds(operators: Mapping[OperatorWork, int], device: str) -> dict[OperatorWork, float]:
+    """Return the seconds of all calls of each operator, as plans count them.
 
-    Seconds are those of plans: a roofline of FLOPs and bytes, on the machine that stands for the device.
+    They are a roofline of FLOPs and bytes, on the machine that stands for the device.
     """
-    if not any(each.is_uncounted for each in operators):
-        return {}
     machine = MACHINES.get(device, MACHINES["cuda"])
+    return {
+        each: count * machine.operator_s(each.flops, each.moved_bytes) if each.moved_bytes else 0.0
+        for each, count in operators.items()
+    }
+
+
+def _recomputed_share(seconds: Mapping[OperatorWork, float]) -> float:
+    """Return the seconds of the operators that run again / those of all others."""
+    again_s = sum(taken_s for each, taken_s in seconds.items() if each.is_recomputed)
+    others_s = sum(seconds.values()) - again_s
+    return again_s / others_s if others_s else 0.0
+
+
+def _uncounted(
+    operators: Mapping[OperatorWork, int], seconds: Mapping[OperatorWork, float]
+) -> dict[str, UncountedOperator]:
+    """Return the operators whose FLOPs nobody counts, by name, with their share of the step's seconds."""
     counts: Counter[str] = Counter()
-    seconds: defaultdict[str, float] = defaultdict(float)
-    step_s = 0.0
+    taken_s: defaultdict[str, float] = defaultdict(float)
+    step_s = sum(seconds.values())
     for each, count in operators.items():
-        taken_s = count * machine.operator_s(each.flops, each.moved_bytes) if each.moved_bytes else 0.0
-        step_s += taken_s
         if each.is_uncounted:
             counts[each.name] += count
-            seconds[each.name] += taken_s
+            taken_s[each.name] += seconds[each]
     return {
-        name: UncountedOperator(count=counts[name], seconds_share=seconds[name] / step_s if step_s else 0.0)
+        name: UncountedOperator(count=counts[name], seconds_share=taken_s[name] / step_s if step_s else 0.0)
         for name in sorted(counts)
     }

@@ -121,6 +121,9 @@ def _work(entry: Entry) -> Iterator[Fact]:
     if numbers:
         more = [f", and {len(ops) - _MOST_OPS} more operators"] if len(ops) > _MOST_OPS else []
         yield _fact("recomputed", *_listed(numbers), *more)
+    if work.recomputed_seconds_share:  # records of before have none
+        share = number_cell(entry, quantities.RECOMPUTED_SECONDS)
+        yield _fact("seconds of these", *share, " of those of all other operators, on the machine of plans")
     if work.offloaded_bytes:
         yield _fact("offloaded", *number_cell(entry, quantities.OFFLOADED))
     if work.chunks:

@@ -93,6 +93,7 @@ ALLOCATOR: Sequence[tuple[str, Quantity]] = (
 FORWARD_FLOPS = _work(lambda work: work.forward_flops, NumberUnit.FLOPS)
 BACKWARD_FLOPS = _work(lambda work: work.backward_flops, NumberUnit.FLOPS)
 RECOMPUTED_FLOPS = _work(lambda work: work.recomputed_flops, NumberUnit.FLOPS)
+RECOMPUTED_SECONDS = _work(lambda work: work.recomputed_seconds_share, NumberUnit.SHARE)
 ABOVE_BOUND = Quantity(unit=NumberUnit.POINTS, read=lambda record: some(record.bound).points_above)
 OFFLOADED = _work(lambda work: work.offloaded_bytes, NumberUnit.BYTES)
 CHUNKS = _work(lambda work: work.chunks, NumberUnit.COUNT)

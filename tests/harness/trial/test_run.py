@@ -99,7 +99,7 @@ RECORD_KEYS = {
     "work": {
         "forward_flops", "backward_flops", "recomputed_flops", "recomputed_ops", "named", "never_fired",
         "acted_otherwise", "compiled_graphs", "graph_breaks", "recomputations",
-        "kernel_recomputed_flops", "causal_attention_flops", "uncounted_ops",
+        "kernel_recomputed_flops", "causal_attention_flops", "uncounted_ops", "recomputed_seconds_share",
         "offloaded_bytes", "chunks", "calls", "collectives", "collective_bytes", "collectives_repeated",
         "routing", "baseline",
     },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -91,6 +92,71 @@ def test_what_nobody_counts_is_named_with_its_share_of_the_step() -> None:
     assert (name, work.uncounted_ops[name].count) == ("aten._linalg_svd.default", 2)
     assert 0 < work.uncounted_ops[name].seconds_share < 1
     assert instrument(transformer("none"), tokens()).work.uncounted_ops == {}
+
+
+WITHOUT_PRODUCTS: Mapping[str, tuple[Callable[[], nn.Module], bool]] = {
+    "a chain of elementwise operators": (lambda: Applied(lambda x: x.sin().exp().cos() * x), False),
+    "index_add": (lambda: Applied(lambda x: x.index_add(1, torch.arange(6), x.sin()).cos()), False),
+    "scatter": (
+        lambda: Applied(lambda x: x.scatter_add(1, torch.arange(8).expand(4, 6, 8) % 6, x).cos()),
+        False,
+    ),
+    "a transform": (lambda: Applied(lambda x: torch.fft.rfft(x).abs()), True),
+    "cells": (lambda: Recurrent(nn.LSTMCell(8, 8)), True),
+    "an LSTM": (lambda: Recurrent(nn.LSTM(8, 8)), True),
+    "singular values": (lambda: Applied(torch.linalg.svdvals), False),
+}
+
+
+class Applied(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8))
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x * self.scale)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(self.layer, nn.LSTM):
+            return torch.sin(self.layer(x)[0])
+        hidden = None
+        for each in x.unbind(0):
+            hidden = self.layer(each, hidden)
+        assert hidden is not None
+        return torch.sin(hidden[0])
+
+
+class Again(nn.Module):
+    """A module that backward runs again as a whole."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = checkpoint(self.inner, x, use_reentrant=False, early_stop=False)
+        return output
+
+
+@pytest.mark.parametrize(("make", "has_flops"), WITHOUT_PRODUCTS.values(), ids=WITHOUT_PRODUCTS)
+def test_what_runs_again_takes_seconds_with_flops_or_without(
+    make: Callable[[], nn.Module], has_flops: bool
+) -> None:
+    batch = Batch(inputs=(torch.randn(4, 6, 8),), targets=None)
+    plain, again = (
+        instrument(warmed(Metered(model), batch), batch).work for model in (make(), Again(make()))
+    )
+    assert (plain.recomputed_ops, plain.recomputed_seconds_share) == ({}, 0.0)
+    assert bool(again.recomputed_flops) is has_flops
+    assert 0.1 < again.recomputed_seconds_share < 1
+    assert again.beyond(again).recomputed_seconds_share == 0.0
 
 
 def test_recomputed_operators_are_those_of_forward() -> None:
