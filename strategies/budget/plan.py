@@ -241,11 +241,14 @@ class Plan:
         return replace(self, blocks=own)
 
     def describe(self) -> str:
-        """Return the certificate, and what happens to the values of each block; equal ones in a row once."""
+        """Return the certificate, and what happens to the values of each block; equal ones in a row once.
+
+        Its milliseconds are `extra_s`: what runs again takes time, with FLOPs or without.
+        """
         peak, plain = readable(self.predicted_peak_bytes), readable(self.plain_peak_bytes)
         certificate = (
             f"budget {readable(self.budget_bytes)}; predicted peak {peak}, without a plan {plain}; "
-            f"{self.percent(self.extra_flops):.2f} % extra FLOPs"
+            f"{self.extra_s * 1e3:.3g} ms more and {self.percent(self.extra_flops):.2f} % extra FLOPs"
         )
         if self.spare_bytes:
             certificate += (

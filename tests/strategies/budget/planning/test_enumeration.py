@@ -140,3 +140,45 @@ def test_no_other_decision_is_cheaper(name: str) -> None:
         cheapest = min((flops for peak, flops in best_of_all(name) if peak <= budget), default=None)
         # groups of blocks are decisions too, which are not enumerated
         assert cheapest is None or planner.plan(budget).extra_flops <= cheapest, share
+
+
+class Applied(nn.Module):
+    """A function of a scaled input."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(16))
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x * self.scale)
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer, whose saved values no plan makes again for nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.layer(x.unsqueeze(1))[0].squeeze(1).sin()
+        return outputs
+
+
+WITHOUT_PRODUCTS: dict[str, tuple[Callable[[], nn.Module], bool]] = {
+    "a chain of elementwise operators": (lambda: Applied(lambda x: x.sin().exp().cos()), False),
+    "index_add": (lambda: Applied(lambda x: x.index_add(0, torch.arange(ROWS), x.sin()).cos()), False),
+    "a transform": (lambda: Applied(lambda x: torch.fft.fft(x).real.sin().cos()), True),
+    "an LSTM": (Recurrent, True),
+}
+
+
+@pytest.mark.parametrize(("make", "has_flops"), WITHOUT_PRODUCTS.values(), ids=WITHOUT_PRODUCTS)
+def test_no_plan_runs_anything_again_for_nothing(make: Callable[[], nn.Module], has_flops: bool) -> None:
+    planner = Planner(captured(Blocks([make(), make()]), torch.randn(ROWS, 16)))
+    assert planner.minimum_feasible_bytes < planner.plain_peak_bytes
+    plan = planner.plan(planner.minimum_feasible_bytes)
+    assert bool(plan.extra_flops) is has_flops
+    assert plan.extra_s > 0
+    assert f"{plan.extra_s * 1e3:.3g} ms more" in plan.describe()
