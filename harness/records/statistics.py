@@ -92,7 +92,7 @@ def is_narrow(variant_s: Sequence[float], twin_s: Sequence[float]) -> bool:
     """Say whether the median of the pairwise ratios is known to `RESOLUTION`: more pairs tell no more.
 
     The interval is that of the sign test (order statistics, 95 % or more), because it is asked for between
-    timed steps. Pairs that end by it carry an interval of 91 to 93 %, not 93 to 95 % (simulated: normal noise
+    timed steps. Pairs that end by it carry an interval of 91 to 95 %, not 93 to 95 % (simulated: normal noise
     and Student's t with 2 degrees of freedom, 0.3 to 4 % of a step, looked at after 10, 12, ... of 20 pairs).
     """
     ratios = sorted(variant / twin for variant, twin in zip(variant_s, twin_s, strict=True))
