@@ -190,7 +190,7 @@ class TrainingPass:
         for index, item in enumerate(schedule.items):
             if isinstance(item, Loop) and item.ahead is not None:
                 made = self._gradients([operand.node for operand in item.inputs], born, sizes)
-                forward[index] = forward[index]._replace(makes=forward[index].makes | made)
+                forward[index] = forward[index]._replace(makes={**forward[index].makes, **made})
         gradients = self._gradients(schedule.outputs, born, sizes)
         steps = [*forward, StorageStep(makes=gradients, holds=frozenset(kept), private_bytes=self.tail_bytes)]
         steps += [
@@ -336,7 +336,7 @@ class TrainingPass:
 def _seconds_of(item: fx.Node | Loop, machine: Machine) -> float:
     """Return the time of forward and backward of one item that is no call."""
     if isinstance(item, Loop):
-        again = item.ahead is None and item.seconds(machine, is_again=True)
+        again = item.seconds(machine, is_again=True) if item.ahead is None else 0.0
         return item.seconds(machine) * (1 + BACKWARD_SHARE) + again
     return cost_of(item).seconds(machine) * (1 + BACKWARD_SHARE) if item.op == "call_function" else 0.0
 

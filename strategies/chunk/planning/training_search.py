@@ -7,7 +7,7 @@ the peak, lowers one of them. All passes on the way are options that a plan choo
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import fx
@@ -274,7 +274,7 @@ class TrainingSearch:
 def placer_of(first: TrainingPass) -> LoopPlacer:
     """Return the placer of loops that have a backward."""
     storages = first.schedule.storages
-    final = differentiable(first.schedule.graph) if first.starts_backward else ()
+    final: Collection[fx.Node] = differentiable(first.schedule.graph) if first.starts_backward else ()
     return LoopPlacer(
         first.schedule,
         lambda loop: with_backward(loop, storages, first.saves, final),

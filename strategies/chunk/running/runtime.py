@@ -318,8 +318,11 @@ class _Ahead(torch.autograd.Function):
             return (None,) * (1 + len(totals))
         factor = given[(0,) * given.dim()]  # that of all elements
         # whoever keeps the graph may come again
-        scaled = torch.mul if torch._C._autograd._get_current_graph_task_keep_graph() else Tensor.mul_  # noqa: SLF001
-        return None, *(total if total is None else scaled(total, factor) for total in totals)
+        is_kept: bool = torch._C._autograd._get_current_graph_task_keep_graph()  # noqa: SLF001 (no public way)
+        scaled = (
+            total if total is None else total * factor if is_kept else total.mul_(factor) for total in totals
+        )
+        return None, *scaled
 
 
 def _backward(
