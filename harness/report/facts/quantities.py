@@ -56,7 +56,7 @@ def _memory(read: Callable[[Memory], int]) -> Quantity:
     return Quantity(unit=NumberUnit.BYTES, read=lambda record: read(some(record.memory)))
 
 
-def _work(read: Callable[[Work], int], unit: NumberUnit) -> Quantity:
+def _work(read: Callable[[Work], float], unit: NumberUnit) -> Quantity:
     return Quantity(unit=unit, read=lambda record: read(some(record.work)))
 
 

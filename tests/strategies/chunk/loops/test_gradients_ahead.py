@@ -52,7 +52,7 @@ LOSSES: Mapping[str, tuple[Loss, bool]] = {
 
 def built(
     loss: Loss, dtype: torch.dtype = torch.float32
-) -> tuple[Judged, Judged, ChunkPlan, tuple[Tensor, Tensor]]:
+) -> tuple[Judged, nn.Module, ChunkPlan, tuple[Tensor, Tensor]]:
     """Return a model, the same in chunks, their plan, and inputs."""
     torch.manual_seed(0)
     model, inputs = Judged(loss, dtype), (torch.randn(ROWS, WIDTH, dtype=dtype), torch.arange(ROWS))
