@@ -204,7 +204,10 @@ def build(
 
 
 def _plan_of_all(plans: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """Return the plan of a trial; where a budget is planned for unlike steps of ranks, the plan of each."""
+    """Return the plan of a trial; where a budget is planned for unlike steps of ranks, that of the highest.
+
+    It then lists the plan of each, too.
+    """
     first = plans[0]
     if first is None or "budget_bytes" not in first:
         return first
@@ -212,9 +215,11 @@ def _plan_of_all(plans: Sequence[dict[str, Any] | None]) -> dict[str, Any] | Non
     for plan in plans:
         if plan is not None and plan not in unlike:
             unlike.append(plan)
-    if first.get("stages"):
-        return {"budget_bytes": first["budget_bytes"], "pipeline": unlike}
-    return first if len(unlike) == 1 else {"budget_bytes": first["budget_bytes"], "ranks": unlike}
+    is_staged = bool(first.get("stages"))
+    if len(unlike) == 1 and not is_staged:
+        return first
+    highest = max(unlike, key=lambda plan: plan["predicted_peak_bytes"])
+    return {**highest, "pipeline" if is_staged else "ranks": unlike}
 
 
 def _uncounted(work: Work) -> str | None:

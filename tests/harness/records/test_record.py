@@ -278,6 +278,21 @@ def test_the_first_difference_is_the_first_in_time_on_any_rank() -> None:
 
 
 @pytest.mark.parametrize(
+    ("stages", "key"),
+    [pytest.param([], "ranks", id="unlike ranks"), pytest.param([0], "pipeline", id="stages")],
+)
+def test_of_unlike_plans_the_highest_is_the_trials(stages: list[int], key: str) -> None:
+    plans = [
+        {"budget_bytes": 100, "predicted_peak_bytes": peak, "extra_flops": flops, "stages": stages}
+        for peak, flops in ((90, 1), (95, 2), (90, 1))
+    ]
+    results = [rank_result(rank) for rank in range(3)]
+    for result, plan in zip(results, plans, strict=True):
+        result["observation"]["plan"] = plan
+    assert record(None, *results).plan == {**plans[1], key: plans[:2]}
+
+
+@pytest.mark.parametrize(
     ("ranks", "reason"),
     [
         pytest.param([{}, {}], None, id="gradients on all ranks"),
