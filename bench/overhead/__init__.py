@@ -1,1 +1,1 @@
-"""The cost of the program beside the steps that it measures."""
+"""The cost of the program next to the steps that it measures."""

@@ -1,4 +1,4 @@
-"""The cost of the program beside the steps that it measures."""
+"""The cost of the program next to the steps that it measures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bench.output import run_part
 
 PARTS = {
     "answers": "how long help, a refusal, a finished sweep and a report take",
-    "trials": "how long the trials of tiny models take, beside their own steps",
+    "trials": "how long the trials of tiny models take, next to their own steps",
     "steps": "what timed steps cost beyond a bare training loop",
 }
 

@@ -1,4 +1,4 @@
-"""How long a trial takes beside the steps that it cannot do without: wall time / steps, of tiny models.
+"""How long a trial takes next to the steps that it cannot do without: wall time / steps, of tiny models.
 
 A sweep runs as `acbench -m` runs it. The steps of a trial are those before and at the instrumented one, of
 variant and twin, those of parity, the warm-up and the timed pairs, and where a plan is made the plain model's
