@@ -211,7 +211,7 @@ def write_plan(
         plans: whether this rank plans, as the first one of each kind does; `None`: rank 0 does.
 
     Raises:
-        StrategyError: the model has not what is planned for; or there is no plan, on rank 0.
+        StrategyError: the model has not what is planned for; or there is no plan, on a rank that plans.
     """
     checked = _checked(variant, steps)
     if (not dist.is_initialized() or dist.get_rank() == 0) if plans is None else plans:

@@ -54,7 +54,9 @@ def predict(
     """Return the record that a trial of `experiment` would leave, without parity; nothing of it runs.
 
     The numbers are those of rank 0, which no other rank exceeds: shards are cut so that the first is the
-    largest. Of a pipeline each rank of `pp` is predicted, without a time: ranks wait for one another.
+    largest. In a ring they are those of the last part, which meets the keys of all. Of a pipeline each rank
+    of `pp` is predicted, without a time: ranks wait for one another. Where ranks of unlike steps have plans
+    of their own, the first rank of each kind is predicted.
     The call must stand in a process without a process group.
 
     Args:
