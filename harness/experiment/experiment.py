@@ -240,8 +240,18 @@ class Experiment(Recipe):
         return dataclasses.replace(self, ac=ac, stage_ac=())
 
     def dense(self) -> Experiment:
-        """Return this experiment on a mesh whose ranks hold whole sequences and all experts."""
-        return dataclasses.replace(self, mesh=self.mesh.dense())
+        """Return this experiment on a mesh whose ranks hold whole sequences and all experts.
+
+        What stages or FSDP would read is as usual where that mesh has none.
+        """
+        mesh, usual = self.mesh.dense(), Recipe()
+        has_no_fsdp = self.wrap_order == "outside_fsdp" and not mesh.is_sharded
+        return dataclasses.replace(
+            self,
+            mesh=mesh,
+            stage_ac=self.stage_ac if mesh.pp > 1 else usual.stage_ac,
+            wrap_order=usual.wrap_order if has_no_fsdp else self.wrap_order,
+        )
 
     def uncompiled(self) -> Experiment:
         """Return this experiment with nothing compiled."""
@@ -433,7 +443,7 @@ class Experiment(Recipe):
             self._require_parts_in_stages(stages)
         if mesh.ep > 1 and self.ac.step_planner is not None:
             problem = f"{stages}, and no plan of ac={name_of(self.ac)} was proven with experts in them"
-            raise ConfigError("mesh.ep", f"{problem}; use mesh.ep=1, or mesh.pp=1 without its options")
+            raise ConfigError("mesh.ep", f"{problem}; use mesh.ep=1 or mesh.pp=1, each without its options")
         if mesh.sync == "last":
             problem = "last has no effect: schedules reduce gradients once, after all micro-batches"
             raise ConfigError("mesh.sync", f"{problem}; leave it at each")
@@ -471,10 +481,10 @@ class Experiment(Recipe):
         """
         if not self.model.has_outputs_of_parts:
             problem = f"{stages}, and {self.model.name!r} cuts sequences inside of the first"
-            raise ConfigError("mesh.cp", f"{problem}; use mesh.cp=1, or mesh.pp=1 without its options")
+            raise ConfigError("mesh.cp", f"{problem}; use mesh.cp=1 or mesh.pp=1, each without its options")
         if self.ac.step_planner is not None:
             problem = f"{stages}, and ac={name_of(self.ac)} plans them for whole sequences"
-            raise ConfigError("mesh.cp", f"{problem}; use mesh.cp=1, or mesh.pp=1 without its options")
+            raise ConfigError("mesh.cp", f"{problem}; use mesh.cp=1 or mesh.pp=1, each without its options")
 
     def _require_ac_of_stages(self) -> None:
         """Refuse a list that is not one variant a stage, each of which could stand on all stages."""
@@ -518,6 +528,8 @@ class Experiment(Recipe):
                 f"true does not suit {schedule}: torch looks for the weights of a backward in two parts "
             )
             problem += "among those that FSDP has freed, and loses their gradients"
+            if self.mesh.dp_shard == 1 and self.mesh.cp > 1:
+                problem += f"; ranks of mesh.cp={self.mesh.cp} share weights by FSDP here"
             raise ConfigError("mesh.reshard_after_forward", f"{problem}; use false, or {options}")
         if self.mesh.gradient_ranks > 1 and not self.mesh.is_sharded:
             problem = f"does not suit {schedule}: DDP sees no gradients that autograd.grad returns"
@@ -545,7 +557,8 @@ class Experiment(Recipe):
             problem = (
                 f"null does not suit ac={name_of(self.ac)}, which plans sizes of one step: those of experts"
             )
-            remedy = "set one, or use ac=full or selective_op"
+            takes_one = self.mesh.cp == self.mesh.pp == 1
+            remedy = f"{'set one, or ' if takes_one else ''}use ac=full or selective_op"
             raise ConfigError("mesh.ep_capacity", f"{problem} without a capacity change with each; {remedy}")
 
     def _require_context(self) -> None:

@@ -286,10 +286,12 @@ class Mesh:
             raise ConfigError("mesh.ep_capacity", f"needs mesh.ep above 1, got {self.label}; use mesh=ep2")
         changed = [name for name in _FSDP_OPTIONS if getattr(self, name) != defaults[name]]
         if changed and not self.is_sharded:
-            raise ConfigError(
-                f"mesh.{changed[0]}",
-                f"is an option of FSDP, but {self.label} shards nothing; use mesh=shard2",
-            )
+            problem = f"is an option of FSDP, but {self.label} shards nothing"
+            if self.pp > 1 and self.cp > 1:
+                problem += f" under {self.pp_schedule}; leave it out, or"
+            else:
+                problem += ";"
+            raise ConfigError(f"mesh.{changed[0]}", f"{problem} use mesh=shard2")
         if self.sync != "each" and self.gradient_ranks == 1:
             raise ConfigError(
                 "mesh.sync",
@@ -349,7 +351,8 @@ class Mesh:
             raise ConfigError("mesh.ep_capacity", problem)
         if self.cp > 1:
             problem = f"must be null for mesh.cp={self.cp}, whose parts of a sequence would drop other tokens"
-            raise ConfigError("mesh.ep_capacity", f"{problem}, got {self.ep_capacity}; or use mesh.cp=1")
+            remedy = "or use mesh.cp=1 without its options"
+            raise ConfigError("mesh.ep_capacity", f"{problem}, got {self.ep_capacity}; {remedy}")
 
     def _require_options_of_its_fsdp(self, changed: Sequence[str]) -> None:
         """Refuse an option of one FSDP with the other; `changed` are those that have another value."""

@@ -309,7 +309,8 @@ class ModelSpec:
             ConfigError: no attention over parts, or a size that `cp` does not divide.
         """
         problem = f"model {self.name!r} has no attention over parts of a sequence, got {cp}"
-        raise ConfigError("mesh.cp", f"{problem}; use 1, or model=llama_nano, for example")
+        remedy = "use 1 without its options, or model=llama_nano, for example"
+        raise ConfigError("mesh.cp", f"{problem}; {remedy}")
 
     def check_experts(self, ep: int) -> None:
         """Refuse to share experts among `ep` ranks where there are none, or not as many for each.
@@ -318,7 +319,7 @@ class ModelSpec:
             ConfigError: naming the number.
         """
         problem = f"model {self.name!r} has no experts that ranks could share, got {ep}"
-        raise ConfigError("mesh.ep", f"{problem}; use 1, or model=moe_nano, for example")
+        raise ConfigError("mesh.ep", f"{problem}; use 1 without its options, or model=moe_nano, for example")
 
     def mixtures(self, model: nn.Module) -> Mapping[str, Mixture]:
         """Return the experts of a model of this family that ranks can share, by the FQNs of their routers."""
@@ -353,7 +354,8 @@ class ModelSpec:
             return
         if not self.tensor_parallel_plan():
             is_open = hasattr(self, "tp_column")
-            remedy = "name linears with model.tp_column and model.tp_row, or use 1" if is_open else "use 1"
+            named = "name linears with model.tp_column and model.tp_row, or " if is_open else ""
+            remedy = f"{named}use 1 without its options"
             raise ConfigError(
                 "mesh.tp", f"model {self.name!r} has no tensor parallel plan, got {tp}; {remedy}"
             )

@@ -156,7 +156,7 @@ class HFSpec(LanguageModelSpec):
         Raises:
             ConfigError: the class mixes tokens otherwise, or a size that `cp` does not divide.
         """
-        require_parts("sequence_length", sequence_length, "mesh.cp", cp, "mesh.cp=1")
+        require_parts("sequence_length", sequence_length, "mesh.cp", cp, "mesh.cp=1 without its options")
         _transformers().check_context(self._config(), self.head, sequence_length)
         require_even_heads(self.tensor_parallel_sizes(), cp=cp, cp_method=cp_method, tp=tp)
 

@@ -54,7 +54,8 @@ def check_split(spec: ModelSpec, batch: Batch, tp: int) -> None:
         problem = (
             f"the code of the model does not run on the shards of its tensor parallel plan, {_said(error)}"
         )
-        remedy = "split linears in pairs, column before row, and by whole heads, or use mesh.tp=1"
+        remedy = "split linears in pairs, column before row, and by whole heads"
+        remedy = f"{remedy}, or use mesh.tp=1 without its options"
         raise ConfigError("mesh.tp", f"{problem}; {remedy}") from error
     if expected != actual:
         given, wanted = next(pair for pair in zip(actual, expected, strict=False) if pair[0] != pair[1])
@@ -86,9 +87,8 @@ def _require_matches(spec: ModelSpec, plan: Mapping[str, str], found: Mapping[st
         if is_the_users and not any(_names(pattern, fqn) for fqn in found):
             raise ConfigError(where, f"{pattern!r} names no module of the model; a star stands for one name")
     if not found:
-        raise ConfigError(
-            "mesh.tp", f"the tensor parallel plan of {spec.name!r} names no module; use mesh.tp=1"
-        )
+        problem = f"the tensor parallel plan of {spec.name!r} names no module"
+        raise ConfigError("mesh.tp", f"{problem}; use mesh.tp=1 without its options")
 
 
 def _names(pattern: str, fqn: str) -> bool:
@@ -102,7 +102,7 @@ def _require_splittable(fqn: str, model: nn.Module, style: str, tp: int) -> None
         return
     if not isinstance(module, nn.Linear | nn.Embedding):
         problem = f"{fqn!r} is a {type(module).__name__}, and torch splits nn.Linear and nn.Embedding alone"
-        raise ConfigError(where, f"{problem}; leave it out, or use mesh.tp=1")
+        raise ConfigError(where, f"{problem}; leave it out, or use mesh.tp=1 without its options")
     shared = next(_others_with(module, model), None)
     if shared is not None:
         problem = f"{fqn!r} shares its weight with {shared!r}, and splitting one unties them"

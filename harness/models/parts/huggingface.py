@@ -260,7 +260,7 @@ def tensor_parallel_plan(config: PretrainedConfig, head: str | None) -> dict[str
     for pattern, style in plan.items():
         if style not in _STYLES:
             problem = f"the tensor parallel plan of {type(config).__name__} wants {style!r} for {pattern!r}"
-            remedy = "name linears with model.tp_column and model.tp_row, or use 1"
+            remedy = "name linears with model.tp_column and model.tp_row, or use 1 without its options"
             raise ConfigError("mesh.tp", f"{problem}, which is not supported; {remedy}")
     return {f"{prefix}.{pattern}": _STYLES[style] for pattern, style in plan.items()}
 
@@ -356,23 +356,25 @@ def check_context(config: PretrainedConfig, head: str | None, sequence_length: i
     """
     name, kind = type(config).__name__, head_of(type(config), head)
     if kind != "causal":
-        raise ConfigError("mesh.cp", f"needs a causal head, and that of {name} is {kind!r}; use 1")
+        problem = f"needs a causal head, and that of {name} is {kind!r}"
+        raise ConfigError("mesh.cp", f"{problem}; use 1 without its options")
     cls = model_class(config, head)
     if not cls._supports_attention_backend or not cls._supports_sdpa:
         problem = f"{cls.__name__} calls no attention of transformers' interface that parts could take over"
-        raise ConfigError("mesh.cp", f"{problem}; use 1, or a class such as LlamaConfig")
+        raise ConfigError("mesh.cp", f"{problem}; use 1 without its options, or a class such as LlamaConfig")
     if "position_ids" not in signature(cls.forward).parameters:
         problem = f"{cls.__name__} takes no position_ids, so that a part would begin at position 0"
-        raise ConfigError("mesh.cp", f"{problem}; use 1, or a class such as LlamaConfig")
+        raise ConfigError("mesh.cp", f"{problem}; use 1 without its options, or a class such as LlamaConfig")
     layers = set(getattr(config, "layer_types", None) or ())
     foreign = sorted(layers - {"full_attention", "sliding_attention"})
     if foreign:
         problem = f"{name} has layers of {', '.join(foreign)}, which mix tokens without full attention"
-        raise ConfigError("mesh.cp", f"{problem}; use 1, or a class such as LlamaConfig")
+        raise ConfigError("mesh.cp", f"{problem}; use 1 without its options, or a class such as LlamaConfig")
     window = getattr(config, "sliding_window", None)
     if window and window < sequence_length and (not layers or "sliding_attention" in layers):
         problem = f"needs attention over the whole sequence, and that of {name} sees {window} tokens"
-        raise ConfigError("mesh.cp", f"{problem}; use 1, or model.overrides.sliding_window={sequence_length}")
+        remedy = f"use 1 without its options, or model.overrides.sliding_window={sequence_length}"
+        raise ConfigError("mesh.cp", f"{problem}; {remedy}")
 
 
 def check_experts(config: PretrainedConfig, ep: int, implementation: str | None) -> None:
@@ -385,12 +387,13 @@ def check_experts(config: PretrainedConfig, ep: int, implementation: str | None)
     name, count = next(((name, count) for name, count in counts.items() if count), ("", 0))
     if not count:
         problem = f"{type(config).__name__} has no experts that ranks could share, got {ep}"
-        raise ConfigError("mesh.ep", f"{problem}; use 1, or a class such as OlmoeConfig")
+        raise ConfigError("mesh.ep", f"{problem}; use 1 without its options, or a class such as OlmoeConfig")
     if count % ep:
         raise ConfigError("mesh.ep", f"must divide model.overrides.{name}, {count}, got {ep}")
     if implementation is not None:
         problem = f"has no effect with mesh.ep={ep}, which dispatches tokens, got {implementation!r}"
-        raise ConfigError(f"model.overrides.{_EXPERTS}", f"{problem}; leave it out, or use mesh.ep=1")
+        remedy = "leave it out, or use mesh.ep=1 without its options"
+        raise ConfigError(f"model.overrides.{_EXPERTS}", f"{problem}; {remedy}")
 
 
 def attend_over(model: nn.Module, method: str, ring: Ring) -> None:
@@ -432,7 +435,7 @@ def _attention_over_parts(
         asked.append("sliding_window")
     if asked:
         problem = f"{type(module).__name__} weighs tokens by {', '.join(asked)}, which no part knows"
-        raise ConfigError("mesh.cp", f"{problem}; use 1, or a class such as LlamaConfig")
+        raise ConfigError("mesh.cp", f"{problem}; use 1 without its options, or a class such as LlamaConfig")
     output = attend(
         query,
         key,

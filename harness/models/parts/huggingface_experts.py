@@ -92,12 +92,13 @@ def check_dispatch(model: nn.Module) -> None:
     found = mixtures(model)
     if not found:
         problem = f"{type(model).__name__} has no experts that go through transformers' interface of experts"
-        raise ConfigError("mesh.ep", f"{problem}; use 1, or a class such as OlmoeConfig")
+        raise ConfigError("mesh.ep", f"{problem}; use 1 without its options, or a class such as OlmoeConfig")
     for module in {type(each.module): each.module for each in found.values()}.values():
         why = _difference(module)
         if why is not None:
             problem = f"{type(module).__name__} {why}, so that a rank cannot run some of its experts"
-            raise ConfigError("mesh.ep", f"{problem}; use 1, or a class such as OlmoeConfig")
+            remedy = "use 1 without its options, or a class such as OlmoeConfig"
+            raise ConfigError("mesh.ep", f"{problem}; {remedy}")
 
 
 def _run(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:

@@ -130,7 +130,7 @@ class DecoderSpec(TransformerSpec, LanguageModelSpec):
 
     def check_context(self, *, sequence_length: int, cp: int, cp_method: str, tp: int) -> None:
         """Refuse lengths, and for `ulysses` heads, that ranks cannot share evenly."""
-        require_parts("sequence_length", sequence_length, "mesh.cp", cp, "mesh.cp=1")
+        require_parts("sequence_length", sequence_length, "mesh.cp", cp, "mesh.cp=1 without its options")
         require_even_heads(self.tensor_parallel_sizes(), cp=cp, cp_method=cp_method, tp=tp)
 
     def sequence_part(self, batch: Batch, part: int, parts: int) -> Batch:

@@ -88,7 +88,8 @@ _NO_PLAN = "has no plan for it; use false"
         ),
         pytest.param(
             "mesh=cp2 model=llama_nano sequence_length=127",
-            "sequence_length: must be a multiple of mesh.cp, 2, got 127; use 126 or 128, or mesh.cp=1",
+            "sequence_length: must be a multiple of mesh.cp, 2, got 127; use 126 or 128, or "
+            "mesh.cp=1 without its options",
             id="a length that parts cannot share",
         ),
         pytest.param(
@@ -100,25 +101,26 @@ _NO_PLAN = "has no plan for it; use false"
         pytest.param(
             "mesh=pp2 mesh.cp=2 microbatches=2 model=vit_nano",
             "mesh.cp: mesh.pp=2 cuts the model into stages, and 'vit_nano' cuts sequences inside of the first; "
-            "use mesh.cp=1, or mesh.pp=1 without its options",
+            "use mesh.cp=1 or mesh.pp=1, each without its options",
             id="parts of images in stages",
         ),
         pytest.param(
             "mesh=pp2 mesh.cp=2 microbatches=2 model=llama_nano ac=budget ac.fraction=0.9",
             "mesh.cp: mesh.pp=2 cuts the model into stages, and ac=budget plans them for whole sequences; use "
-            "mesh.cp=1, or mesh.pp=1 without its options",
+            "mesh.cp=1 or mesh.pp=1, each without its options",
             id="plans of parts in stages",
         ),
         pytest.param(
             "mesh=pp2 mesh.cp=2 mesh.pp_schedule=zbv microbatches=2 model=llama_nano",
             "mesh.reshard_after_forward: true does not suit zbv: torch looks for the weights of a backward in "
-            "two parts among those that FSDP has freed, and loses their gradients; use false, or "
+            "two parts among those that FSDP has freed, and loses their gradients; ranks of mesh.cp=2 share "
+            "weights by FSDP here; use false, or "
             "mesh.pp_split_backward=false or mesh.pp_schedule=1f1b",
             id="parts under a backward in two parts",
         ),
         pytest.param(
             "mesh=cp2 model=mlp",
-            "mesh.cp: model 'mlp' has no attention over parts of a sequence, got 2; use 1, or "
+            "mesh.cp: model 'mlp' has no attention over parts of a sequence, got 2; use 1 without its options, or "
             "model=llama_nano, for example",
             id="patches that nobody cuts",
         ),
@@ -135,7 +137,7 @@ _NO_PLAN = "has no plan for it; use false"
         ),
         pytest.param(
             "mesh=ep2 model=llama_nano",
-            "mesh.ep: model 'llama_nano' has no experts that ranks could share, got 2; use 1, or "
+            "mesh.ep: model 'llama_nano' has no experts that ranks could share, got 2; use 1 without its options, or "
             "model=moe_nano, for example",
             id="no experts",
         ),
@@ -156,10 +158,16 @@ _NO_PLAN = "has no plan for it; use false"
             id="a plan of other sizes",
         ),
         pytest.param(
+            "mesh=cp2 mesh.ep=2 model=moe_nano ac=budget ac.fraction=0.9",
+            "mesh.ep_capacity: null does not suit ac=budget, which plans sizes of one step: those of experts "
+            "without a capacity change with each; use ac=full or selective_op",
+            id="a plan of other sizes, where parts take no capacity",
+        ),
+        pytest.param(
             "mesh=ep2 mesh.ep_capacity=1.25 mesh.pp=2 mesh.reshard_after_forward=false microbatches=2 "
             "model=moe_nano ac=budget ac.fraction=0.9",
             "mesh.ep: mesh.pp=2 cuts the model into stages, and no plan of ac=budget was proven with experts in "
-            "them; use mesh.ep=1, or mesh.pp=1 without its options",
+            "them; use mesh.ep=1 or mesh.pp=1, each without its options",
             id="a plan of experts in stages",
         ),
         pytest.param(
@@ -203,6 +211,128 @@ _NO_PLAN = "has no plan for it; use false"
 )
 def test_refuses_parts_of_what_is_whole(line: str, refusal: str) -> None:
     assert refusal_of(line) == refusal
+
+
+_RING_OF_STAGES = "model=llama_nano mesh=cp2 mesh.cp_method=ring mesh.pp=2 microbatches=2"
+_SHARDS = "model=moe_nano mesh=ep2 mesh.reshard_after_forward=false microbatches=2"
+_BUDGET = "ac=budget ac.fraction=0.9"
+
+
+@pytest.mark.parametrize(
+    ("refused", "remedies", "followed"),
+    [
+        pytest.param(
+            f"{_SHARDS} mesh.ep_capacity=1.25 mesh.pp=2 {_BUDGET}",
+            "use mesh.ep=1 or mesh.pp=1, each without its options",
+            [
+                f"{_SHARDS} mesh.ep=1 mesh.pp=2 {_BUDGET}",
+                f"{_SHARDS} mesh.ep_capacity=1.25 {_BUDGET}",
+            ],
+            id="a plan of experts in stages",
+        ),
+        pytest.param(
+            f"{_RING_OF_STAGES} {_BUDGET}",
+            "use mesh.cp=1 or mesh.pp=1, each without its options",
+            [
+                f"model=llama_nano mesh=cp2 mesh.cp=1 mesh.pp=2 microbatches=2 {_BUDGET}",
+                f"model=llama_nano mesh=cp2 mesh.cp_method=ring microbatches=2 {_BUDGET}",
+            ],
+            id="a plan of parts in stages",
+        ),
+        pytest.param(
+            "model=llama_nano mesh=cp2 mesh.cp_method=ring sequence_length=127",
+            "or mesh.cp=1 without its options",
+            ["model=llama_nano mesh=cp2 mesh.cp=1 sequence_length=127"],
+            id="an odd length in a ring",
+        ),
+        pytest.param(
+            "model=llama_nano mesh=ep2 mesh.ep_capacity=1.25",
+            "use 1 without its options",
+            ["model=llama_nano mesh=ep2 mesh.ep=1"],
+            id="a capacity of no experts",
+        ),
+        pytest.param(
+            f"model=moe_nano mesh=cp2 mesh.ep=2 {_BUDGET}",
+            "change with each; use ac=full or selective_op",
+            [f"model=moe_nano mesh=cp2 mesh.ep=2 ac={name}" for name in ("full", "selective_op")],
+            id="a plan of experts of parts",
+        ),
+        pytest.param(
+            "model=moe_nano mesh=cp2 mesh.ep=2 mesh.ep_capacity=1.25",
+            "or use mesh.cp=1 without its options",
+            ["model=moe_nano mesh=cp2 mesh.cp=1 mesh.dp_shard=2 mesh.ep=2 mesh.ep_capacity=1.25"],
+            id="a capacity of parts",
+        ),
+        pytest.param(
+            f"{_RING_OF_STAGES} mesh.reshard_after_forward=false",
+            "pp2_cp2 shards nothing under 1f1b; leave it out, or use mesh=shard2",
+            [_RING_OF_STAGES],
+            id="an option of FSDP where DDP averages",
+        ),
+        pytest.param(
+            f"{_RING_OF_STAGES} mesh.pp_schedule=zbv",
+            "ranks of mesh.cp=2 share weights by FSDP here; use false, or mesh.pp_split_backward=false or "
+            "mesh.pp_schedule=1f1b",
+            [
+                f"{_RING_OF_STAGES} mesh.pp_schedule=zbv mesh.reshard_after_forward=false",
+                f"{_RING_OF_STAGES} mesh.pp_schedule=zbv mesh.pp_split_backward=false",
+                f"{_RING_OF_STAGES} mesh.pp_schedule=1f1b",
+            ],
+            id="a backward in two parts",
+        ),
+    ],
+)
+def test_what_follows_a_remedy_composes(refused: str, remedies: str, followed: list[str]) -> None:
+    assert remedies in refusal_of(refused)
+    for line in followed:
+        experiment_of(line)
+
+
+_STAGES_OF_PARTS = "model=llama_nano mesh=cp2 mesh.pp=2 microbatches=4 batch_size=8"
+_OUTSIDE = "ac=full wrap_order=outside_fsdp"
+
+
+@pytest.mark.parametrize(
+    ("line", "whole"),
+    [
+        pytest.param(
+            f"{_STAGES_OF_PARTS} ac=full stage_ac=[none,full]",
+            "model=llama_nano microbatches=4 batch_size=8 ac=full",
+            id="AC of each stage",
+        ),
+        pytest.param(
+            f"{_STAGES_OF_PARTS} mesh.pp_schedule=zbv mesh.reshard_after_forward=false {_OUTSIDE} "
+            "stage_ac=[none,full,full,none]",
+            "model=llama_nano microbatches=4 batch_size=8 ac=full",
+            id="FSDP for a backward in two parts",
+        ),
+        pytest.param(
+            f"model=llama_nano mesh=cp2 mesh.tp=2 {_OUTSIDE}",
+            "model=llama_nano mesh=tp2 ac=full",
+            id="FSDP of replicas of split linears",
+        ),
+        pytest.param(
+            f"model=moe_nano mesh=cp2 mesh.ep=2 {_OUTSIDE}", "model=moe_nano ac=full", id="FSDP of experts"
+        ),
+        pytest.param(
+            f"model=llama_nano mesh=cp2 mesh.dp_shard=2 {_OUTSIDE}",
+            f"model=llama_nano mesh=shard2 {_OUTSIDE}",
+            id="FSDP of ranks with other samples",
+        ),
+        pytest.param(
+            "model=llama_nano mesh=cp2 ac=full wrap_order=call_site",
+            "model=llama_nano ac=full wrap_order=call_site",
+            id="a region of the whole model",
+        ),
+        pytest.param(
+            f"{_SHARDS} mesh.pp=2 stage_ac=[none,full] {_OUTSIDE}",
+            f"{_SHARDS} mesh.ep=1 mesh.pp=2 stage_ac=[none,full] {_OUTSIDE}",
+            id="stages that stay",
+        ),
+    ],
+)
+def test_the_dense_experiment_composes(line: str, whole: str) -> None:
+    assert experiment_of(line).dense() == experiment_of(whole)
 
 
 def test_refuses_chunks_of_split_tensors() -> None:

@@ -226,7 +226,7 @@ def test_refuses_what_is_out_of_range(options: dict[str, object], message: str) 
             {"dp_shard": 2, "cp": 2, "ep": 2, "ep_capacity": 1.0},
             (
                 "mesh.ep_capacity: must be null for mesh.cp=2, whose parts of a sequence would drop other "
-                "tokens, got 1.0; or use mesh.cp=1"
+                "tokens, got 1.0; or use mesh.cp=1 without its options"
             ),
         ),
         ({"sp": True}, "mesh.sp: needs mesh.tp above 1, got single; use mesh=tp2"),

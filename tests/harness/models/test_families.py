@@ -470,7 +470,7 @@ def test_check_accepts(make_spec: MakeSpec, option: str, sequence_length: int, t
             16,
             2,
             "mesh.tp: model 'hf' has no tensor parallel plan, got 2; "
-            "name linears with model.tp_column and model.tp_row, or use 1",
+            "name linears with model.tp_column and model.tp_row, or use 1 without its options",
             id="GPT-2 has no plan",
         ),
         pytest.param(
@@ -484,7 +484,7 @@ def test_check_accepts(make_spec: MakeSpec, option: str, sequence_length: int, t
             "unet",
             16,
             2,
-            "mesh.tp: model 'unet' has no tensor parallel plan, got 2; use 1",
+            "mesh.tp: model 'unet' has no tensor parallel plan, got 2; use 1 without its options",
             id="convolutions have no plan",
         ),
     ],

@@ -411,7 +411,7 @@ def test_one_vocabulary_only(make_spec: MakeSpec) -> None:
             2,
             "mesh.tp: the tensor parallel plan of Glm4MoeLiteConfig wants 'mla_kv_a_proj' for "
             "'layers.*.self_attn.kv_a_proj_with_mqa', which is not supported; name linears with "
-            "model.tp_column and model.tp_row, or use 1",
+            "model.tp_column and model.tp_row, or use 1 without its options",
             id="a plan with a way that nobody here has",
         ),
     ],
@@ -422,7 +422,7 @@ def test_check_refuses(make_spec: MakeSpec, changes: dict[str, Any], tp: int, me
     assert str(refusal.value) == message
 
 
-_LLAMA_INSTEAD = "use 1, or a class such as LlamaConfig"
+_LLAMA_INSTEAD = "use 1 without its options, or a class such as LlamaConfig"
 
 
 @pytest.mark.parametrize(
@@ -430,7 +430,7 @@ _LLAMA_INSTEAD = "use 1, or a class such as LlamaConfig"
     [
         pytest.param(
             {"config_class": "BertConfig", "head": "masked"},
-            "mesh.cp: needs a causal head, and that of BertConfig is 'masked'; use 1",
+            "mesh.cp: needs a causal head, and that of BertConfig is 'masked'; use 1 without its options",
             id="a head that sees later tokens",
         ),
         pytest.param(
@@ -442,7 +442,7 @@ _LLAMA_INSTEAD = "use 1, or a class such as LlamaConfig"
         pytest.param(
             {"config_class": "MistralConfig", "overrides": {"sliding_window": 8}},
             "mesh.cp: needs attention over the whole sequence, and that of MistralConfig sees 8 tokens; use "
-            "1, or model.overrides.sliding_window=16",
+            "1 without its options, or model.overrides.sliding_window=16",
             id="a window shorter than the sequence",
         ),
         pytest.param(

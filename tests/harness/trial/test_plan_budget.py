@@ -368,6 +368,7 @@ def _require_predicted(case: Experiment, found: list[_Kept], of_all: str) -> Non
     assert [each.peak_bytes for each in record.memory.by_rank] == [each.peak_bytes for each in found]
     written = json.loads(json.dumps(record.plan[of_all]))
     assert [each["blocks"] for each in written] == [each.plan["blocks"] for each in found]
+    assert record.plan["predicted_peak_bytes"] == max(each.peak_bytes for each in found)
 
 
 _RING = {"cp": 2, "cp_method": "ring"}
@@ -425,6 +426,7 @@ def test_plans_of_experts_with_a_capacity_are_predicted(tmp_path: Path, pool2: R
         ("llama", {**_RING, "dp_replicate": 2}),
         ("llama", {**_RING, "tp": 2, "sp": True}),
         ("moe", {"dp_shard": 4, "ep": 2, "ep_capacity": 1.0}),
+        ("moe", {"dp_shard": 2, "ep": 2, "ep_capacity": 1.25, "tp": 2}),
     ],
 )
 def test_ranks_with_like_steps_share_a_plan(

@@ -253,7 +253,7 @@ def test_refuses_operators_that_cannot_be_saved(line: str, message: str) -> None
             "mesh=tp2 model=llama_nano model.n_kv_heads=1": "mesh.tp: must divide model.n_kv_heads, 1, got 2",
             "mesh=tp2 model=mlp model.hidden_width=511": "mesh.tp: must divide model.hidden_width, 511, got 2",
             "mesh=tp2 model=hf": "mesh.tp: model 'hf' has no tensor parallel plan, got 2; "
-            "name linears with model.tp_column and model.tp_row, or use 1",
+            "name linears with model.tp_column and model.tp_row, or use 1 without its options",
             "mesh.nodes=2 mesh.dp_shard=2": "mesh.nodes: this launcher runs on one node, got 2; "
             "use hydra/launcher=slurm",
             "sequence_length=1025": "sequence_length: must be at most 1024, the positions of 'gpt_nano', "
@@ -326,7 +326,7 @@ def test_refuses_a_token_file_for_another_vocabulary(tmp_path: Path) -> None:
             f"model.factory={USER}:healthy model.layers_fqn=blocks": "model.layers_fqn: must name a "
             "ModuleList, ModuleDict or Sequential of Stack, got 'blocks'; containers here: layers",
             f"model.factory={USER}:healthy mesh=tp2": f"mesh.tp: model '{USER}:healthy' has no tensor parallel "
-            "plan, got 2; name linears with model.tp_column and model.tp_row, or use 1",
+            "plan, got 2; name linears with model.tp_column and model.tp_row, or use 1 without its options",
         }
     ),
 )

@@ -21,7 +21,9 @@ from tests.strategies.shard.models import Tied
 _RUNS = (
     "mesh.tp: the code of the model does not run on the shards of its tensor parallel plan, RuntimeError: "
 )
-_PAIRS = "; split linears in pairs, column before row, and by whole heads, or use mesh.tp=1"
+_PAIRS = (
+    "; split linears in pairs, column before row, and by whole heads, or use mesh.tp=1 without its options"
+)
 _GPT2 = {"tp_column": ("transformer.h.*.mlp.c_fc",), "tp_row": ("transformer.h.*.mlp.c_proj",)}
 
 
@@ -88,19 +90,20 @@ def test_what_fits_is_accepted(spec: ModelSpec) -> None:
         ),
         pytest.param(
             _planned(Tied, layers="column"),
-            "mesh.tp: the tensor parallel plan of 'planned' names no module; use mesh.tp=1",
+            "mesh.tp: the tensor parallel plan of 'planned' names no module; use mesh.tp=1 without its "
+            "options",
             id="a plan of another model",
         ),
         pytest.param(
             _hf("GPT2Config", "transformer.h", **_GPT2),
             "model.tp_column: 'transformer.h.0.mlp.c_fc' is a Conv1D, and torch splits nn.Linear and "
-            "nn.Embedding alone; leave it out, or use mesh.tp=1",
+            "nn.Embedding alone; leave it out, or use mesh.tp=1 without its options",
             id="GPT-2, whose weights are transposed",
         ),
         pytest.param(
             split_models.spec("Split", tp_row=("layers.*",)),
             "model.tp_row: 'layers.0' is a Split, and torch splits nn.Linear and nn.Embedding alone; "
-            "leave it out, or use mesh.tp=1",
+            "leave it out, or use mesh.tp=1 without its options",
             id="a block",
         ),
         pytest.param(
