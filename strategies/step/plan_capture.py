@@ -536,7 +536,7 @@ class _Watch(StepRecorder):
         Operators run again without the unit, as soon as a value that follows from them is asked for.
 
         Args:
-            sizes: of storages that are gathered in the step, their bytes from each moment on.
+            sizes: bytes of storages that are gathered in the step, from each moment on.
         """
         for call in self.calls:
             own = [self._operators[index] for index in call.operators]

@@ -23,7 +23,7 @@ class SliceTicket:
         layout: where in it the tensor lies.
         version: version of the tensor when it was saved, as autograd counts it.
         pause: on while the ticket is redeemed.
-        device: of the tensor.
+        device: that of the tensor.
 
     Attributes:
         layout: the layout.
