@@ -111,8 +111,9 @@ def check_stages(model: ModelSpec, acs: Sequence[Strategy], mesh: Mesh, batch: t
             return  # ranks have the data that forward asks for
         between = cut.between(plain, planned_for)
         for rank in range(mesh.pp):
+            first = next(each for each in range(mesh.world_size) if mesh.coordinate(each).pp == rank)
             for index in mesh.stages_of(rank):
-                of_rank = plan_of_rank(acs[index], mesh, mesh.first_ranks()[rank])
+                of_rank = plan_of_rank(acs[index], mesh, first)
                 of_rank.apply(cut.stage(plain, index).model, (between,) if index else sample.inputs)
 
 

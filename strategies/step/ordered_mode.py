@@ -25,20 +25,22 @@ _mode_of = torch._C._get_dispatch_mode  # noqa: SLF001 (as above)
 
 
 class Pause:
-    """Tells the tape of a block that what runs is no part of the block's forward."""
+    """Tells the tape of a block that what runs is no part of the block's forward; it nests."""
 
-    __slots__ = ("is_on",)
+    __slots__ = ("_outer", "is_on")
 
     def __init__(self) -> None:
         self.is_on = False
+        self._outer: list[bool] = []
 
     def __enter__(self) -> None:
+        self._outer.append(self.is_on)
         self.is_on = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.is_on = False
+        self.is_on = self._outer.pop()
 
 
 class OrderedMode(OperatorMode):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,10 +13,10 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -27,12 +28,13 @@ from strategies.ac.modules import Modules
 from strategies.budget.eager.block_tape import BlockTape, Fates
 from strategies.budget.plan import BlockPlan, Plan, Value
 from strategies.regions.host_copies import HostLedger
-from tests.strategies.toys import Step, Toy, differences, toy, train_step
+from strategies.regions.torch_facts import parameter_groups
+from tests.strategies.toys import Block, Step, Toy, differences, toy, train_step
 
 WORLD_SIZE = 2
 ENABLED = tuple(name for name in eager_variants if name not in {"none", "budget"})
 """Of a sharded model a trial makes the plan."""
-_SHARES = {"budget": 0.8, "budget of one rank": 0.79}
+_SHARES = {"budget": 0.8, "budget of one rank": 0.79, "budget of a product": 0.79}
 """Of the plain peak, where a plan runs nearly all of a block again that it can."""
 
 ORDERS = ("inside", "outside", "in_place", "call_site")
@@ -73,32 +75,92 @@ def unit_inside(_rank: int, variant: str) -> tuple[list[str], bool]:
     """Return what differs where a block's operators run again whose weights are of a unit inside of it.
 
     Args:
-        variant: `modules`; `budget` with a plan of this step; or `budget of one rank`, with that of a model
-            without units.
+        variant: `modules`; `modules and results` of blocks that return two; `budget` with a plan of this
+            step; `budget of one rank`, with that of a model without units; or `budget of a product`, with
+            one of these that makes nothing again but what `up` gives.
 
     Returns:
-        The differences, and whether a linear runs again, each of which is a unit.
+        The differences in three steps and the units that have their weights after one; and whether a linear
+        runs again, each of which is a unit.
     """
-    plain, planned = _with_units(toy()), toy()
+    make = _with_results_aside if variant == "modules and results" else toy
+    plain, planned = _with_units(make()), make()
     with TemporaryDirectory() as folder:
-        if variant == "modules":
+        if variant in {"modules", "modules and results"}:
             Modules(layers_fqn="layers", discard=("up",)).apply(planned)
             runs_again = True
         else:
-            model = toy() if variant == "budget of one rank" else _with_units(toy())
+            model = _with_units(toy()) if variant == "budget" else toy()
             file = Path(folder, "plan.json")
             Budget(layers_fqn="layers", fraction=_SHARES[variant]).write_plan(_step_of(model), file)
+            if variant == "budget of a product":
+                made = Plan.load(file)
+                replace(made, blocks=tuple(map(_making_one_product, made.blocks))).save(file)
             Budget(layers_fqn="layers", plan_file=str(file)).apply(planned)
-            runs_again = any(map(_runs_a_linear_again, Plan.load(file).blocks))
-        steps = [train_step(model) for model in (plain, _with_units(planned))]
-    for step in steps:
-        for name, gradient in step.gradients.items():
-            step.gradients[name] = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-    return differences(*steps), runs_again
+            runs_again = any(map(_products_again, Plan.load(file).blocks))
+        found = _differences_in_training(plain, _with_units(planned))
+    return found, runs_again
 
 
-def _runs_a_linear_again(block: BlockPlan) -> bool:
-    return any(each.name == "aten.addmm.default" for each in (*block.recompute, *block.again))
+def _differences_in_training(plain: nn.Module, planned: nn.Module) -> list[str]:
+    """Return what differs in three steps with updates, and which units have their weights after one."""
+    models, found = (plain, planned), []
+    updates = [torch.optim.SGD(model.parameters(), lr=0.5) for model in models]
+    for _ in range(3):
+        steps = [train_step(model) for model in models]
+        for step in steps:
+            for name, gradient in step.gradients.items():
+                step.gradients[name] = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        found += differences(*steps)
+        for model, update in zip(models, updates, strict=True):
+            found += [f"unsharded: {name}" for name, each in model.named_modules() if _is_unsharded(each)]
+            update.step()
+    return found
+
+
+def _is_unsharded(module: nn.Module) -> bool:
+    return isinstance(module, FSDPModule) and any(each.is_unsharded for each in parameter_groups(module))
+
+
+def _products_again(block: BlockPlan) -> list[Value]:
+    return [each for each in (*block.recompute, *block.again) if each.name == "aten.addmm.default"]
+
+
+def _making_one_product(block: BlockPlan) -> BlockPlan:
+    """Return a plan that keeps what `block` makes again, but for the result of its last product."""
+    again = _products_again(block)[-1:]
+    kept = {*block.keep, *block.recompute, *block.again}.difference(again)
+    return replace(block, keep=tuple(sorted(kept)), recompute=tuple(again), again=())
+
+
+class _Aside(Block):
+    """A block that returns what it computes first as a second result, whose gradient comes last."""
+
+    def forward(self, inputs: Tensor, *, shift: Tensor | None = None) -> Any:
+        aside = self.norm(inputs).square().mean()
+        return super().forward(inputs, shift=shift), aside
+
+
+def _with_results_aside() -> Toy:
+    """Return a toy of such blocks, whose second results scale its logits."""
+    model = toy()
+    for block in model.layers:
+        block.__class__ = _Aside
+    model.__class__ = _AsideToy
+    return model
+
+
+class _AsideToy(Toy):
+    """A toy of blocks that return two."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x_BSD = self.embedding(tokens)
+        scale = x_BSD.new_ones(())
+        for block in self.layers:
+            x_BSD, aside = block(x_BSD)
+            scale = scale + aside
+        logits: Tensor = self.head(x_BSD) * scale
+        return logits
 
 
 def _with_units(model: Toy) -> nn.Module:

@@ -17,13 +17,14 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 from torch.utils._pytree import tree_map_only
 
 from strategies.base import StrategyError
-from strategies.budget.eager.contents import Content, Reading, TapedOperator, reads_freed
+from strategies.budget.eager.contents import Content, Reading, TapedOperator, freed_reads
 from strategies.budget.eager.slice_ticket import SliceTicket
 from strategies.budget.plan import BlockPlan, Value, input_value
 from strategies.estimate.liveness import key_of
 from strategies.estimate.tensors import tensors_in
 from strategies.generators import DrawWatch, stashed
 from strategies.regions.host_copies import HostLedger
+from strategies.regions.inner_units import gather, with_weights_in
 from strategies.regions.saved_tensors import Packed, hooks_around, kept, local_of, packed_by
 from strategies.regions.versions import PLAIN, Version, version_of
 from strategies.step.before_blocks import signature_of
@@ -346,17 +347,24 @@ class BlockTape(OrderedMode):
             self._end_early()
         return ticket()
 
-    def _gather(self, reference: weakref.ref[SliceTicket], before: Callable[[], None] | None) -> None:
-        """Gather the weights of units inside of the block, where operators would read freed ones.
+    def _gather(
+        self, reference: weakref.ref[SliceTicket], before: Callable[[], object] | None
+    ) -> Callable[[], None] | None:
+        """Gather the units inside of the block whose freed weights operators would read.
 
         The plan was made where they are no units then, and does not know when they have their weights.
+
+        Returns:
+            What frees them again; `None` where none is gathered.
         """
         if before is not None:
             before()
         ticket = reference()
-        if ticket is not None and ticket.content is not None and reads_freed(ticket.content):
-            for unit in self.units:
-                unit.unshard()
+        freed = freed_reads(ticket.content) if ticket is not None and ticket.content is not None else ()
+        if not freed:
+            return None
+        with self._pause:
+            return gather(with_weights_in(freed, self.units))
 
     def finish(self) -> None:
         """Let go of everything but what tickets need.

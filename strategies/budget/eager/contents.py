@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from strategies.base import StrategyError
+from strategies.estimate.liveness import key_of
 from strategies.estimate.recomputing import recomputing
 from strategies.estimate.tensors import tensors_in
 from strategies.generators import Stash
@@ -379,12 +380,16 @@ def needed_operators(
     return found
 
 
-def reads_freed(content: Content) -> bool:
-    """Say whether what makes a content again would read a tensor whose storage is freed."""
+def freed_reads(content: Content) -> set[int]:
+    """Return the freed storages that what makes a content again would read, by `key_of`."""
     waiting = needed_operators([content])
     read = (reading.content for operator in waiting.values() for reading in operator.readings())
     memories = (each.memory for each in read if each is not None)
-    return any(each is not None and each.numel() and not each.untyped_storage().nbytes() for each in memories)
+    return {
+        key_of(each)
+        for each in memories
+        if each is not None and each.numel() and not each.untyped_storage().nbytes()
+    }
 
 
 def _for_request(content: Content, waiting: dict[int, TapedOperator]) -> Content:

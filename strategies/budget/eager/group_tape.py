@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 from strategies.base import StrategyError
 from strategies.budget.eager.block_tape import Address, BlockTape, Fates, StorageHome
@@ -20,8 +19,8 @@ from strategies.budget.eager.slice_ticket import SliceTicket
 from strategies.estimate.liveness import key_of
 from strategies.estimate.recomputing import recomputing
 from strategies.regions.host_copies import HostLedger
+from strategies.regions.inner_units import gather, units_of
 from strategies.regions.saved_tensors import Packed
-from strategies.regions.torch_facts import parameter_groups
 from strategies.step.memory_layout import dense_of
 
 _LINK: Address = (-2, 0)
@@ -296,18 +295,8 @@ def _refuse_emptied(content: Content, reader: TapedOperator) -> None:
 @contextmanager
 def _gathered(module: nn.Module | None) -> Iterator[None]:
     """Gather the parameters of a block that FSDP2 has sharded after its forward, and shard them again."""
-    units = [] if module is None else [each for each in module.modules() if isinstance(each, FSDPModule)]
-    put_back = [give_back for unit in units if (give_back := _gather(unit)) is not None]
+    give_back = gather(() if module is None else units_of(module))
     try:
         yield
     finally:
-        for give_back in put_back:
-            give_back()
-
-
-def _gather(unit: FSDPModule) -> Callable[[], None] | None:
-    """Gather the parameters of one unit; return what shards them again, `None` where they stay."""
-    groups = parameter_groups(unit)
-    is_there = all(each.is_unsharded or each._all_gather_result for each in groups)  # noqa: SLF001 (no public way to ask)
-    unit.unshard()
-    return None if is_there else unit.reshard
+        give_back()

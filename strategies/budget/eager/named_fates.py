@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Variable
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.fsdp import FSDPModule
 
 from strategies.base import Observation
 from strategies.budget.eager.block_tape import Address, BlockTape, Fates, StorageHome
@@ -26,7 +28,7 @@ from strategies.estimate.tensors import tensors_in
 from strategies.regions import blocks, region
 from strategies.regions.fates import EVERY_OPERATOR, Fate, Rules
 from strategies.regions.host_copies import HostLedger
-from strategies.regions.inner_units import inner_units
+from strategies.regions.inner_units import gather, inner_units
 from strategies.regions.saved_tensors import Packed, unpacked
 from strategies.step.memory_layout import dense_of
 from strategies.step.operator_facts import OperatorFacts, facts_of
@@ -119,6 +121,7 @@ class NamedBlock:
 
     fqn: str
     place: Place
+    _units: list[FSDPModule] | None = None
 
     def __call__(
         self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -139,7 +142,10 @@ class NamedBlock:
             tape.finish()
         finally:
             tape.close()
-        _gather_before_backward(module, results)
+        if self._units is None:
+            self._units = inner_units(module)
+        if self._units:
+            _gather_before_backward(self._units, results)
         return results
 
     def observe(self) -> Observation:
@@ -179,21 +185,27 @@ def enclose(
         region.enclose(block, NamedBlock(fqn=fqn, place=place), holds_call=False)
 
 
-def _gather_before_backward(module: nn.Module, results: Any) -> None:
-    """Let units of FSDP2 inside a block have their weights when its backward begins.
+def _gather_before_backward(units: Iterable[FSDPModule], results: Any) -> None:
+    """Let units of FSDP2 inside a block have their weights when its backward begins, in one order.
 
     Backward gathers those of a unit when a gradient comes to what the unit gave. Operators may run again
-    before that, and they run without the module, whose hooks gather in a recomputation of modules.
+    before that, and they run without the module, whose hooks gather in a recomputation of modules. Which ones
+    do may depend on the data of a rank, so all units are gathered.
+    The gradient of another result may come when units have had their backward: it gathers nothing.
     """
-    units = inner_units(module)
+    gathered: list[Callable[[], None]] = []
 
-    def gather(_gradient: Tensor) -> None:
-        for unit in units:
-            unit.unshard()
+    def give_back() -> None:
+        gathered.pop()()
 
-    for result in tensors_in(results) if units else ():
+    def begin(_gradient: Tensor) -> None:
+        if not gathered:
+            gathered.append(gather(units))
+            Variable._execution_engine.queue_callback(give_back)  # noqa: SLF001 (no public way)
+
+    for result in tensors_in(results):
         if result.requires_grad:
-            result.register_hook(gather)
+            result.register_hook(begin)
 
 
 class _ResultsOf(AbstractSet[Address]):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.fsdp import FSDPModule
 
 from strategies.base import Observation, StrategyError
 from strategies.budget.eager.block_tape import BlockTape, Fates
@@ -190,6 +191,7 @@ class PlannedModule:
     is_for_training: bool = False
     is_compiled: bool = False
     _planned_key: list[Any] | None = None
+    _units: list[FSDPModule] | None = None
 
     def __call__(
         self,
@@ -219,7 +221,7 @@ class PlannedModule:
             return body(*args, **kwargs)
         is_paused = False
         try:
-            tape.units = inner_units(module)
+            tape.units = self._inner_units(module)
             around = nullcontext() if self.is_compiled else tape
             with saved_tensors_hooks(tape.pack, unpacked), around, gathered_aside(tape.units, tape.aside):
                 results = body(*args, **kwargs)
@@ -235,6 +237,12 @@ class PlannedModule:
         if not tape.is_as_planned:
             block.warn(OTHER_OPERATORS)
         return results
+
+    def _inner_units(self, module: nn.Module) -> list[FSDPModule]:
+        """Return the units inside the module, which are found at the first call: it may be sharded before."""
+        if self._units is None:
+            self._units = inner_units(module)
+        return self._units
 
     def _tape(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockTape | None:
         """Return the tape of the call, `None` where it runs untouched."""

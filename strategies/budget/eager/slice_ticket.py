@@ -28,7 +28,7 @@ class SliceTicket:
     Attributes:
         layout: the layout.
         device: the device.
-        before: runs before the value is made.
+        before: runs before the value is made, and returns what runs after that, if anything does.
         is_late: whether backward reads the value later than it asks for it.
     """
 
@@ -40,7 +40,7 @@ class SliceTicket:
         self._content: Content | None = content
         self.layout, self._version, self._pause, self.device = layout, version, pause, device
         self.is_late = False
-        self.before: Callable[[], None] | None = None
+        self.before: Callable[[], Callable[[], None] | None] | None = None
 
     def __call__(self) -> Tensor:
         """Return what backward gets."""
@@ -66,8 +66,16 @@ class SliceTicket:
             StrategyError: it was redeemed before, or something that it needs was changed since.
             RuntimeError: it was written to in place, in the words of autograd.
         """
-        if self.before is not None:
-            self.before()
+        if self.before is None:
+            return self._redeemed()
+        after = self.before()
+        try:
+            return self._redeemed()
+        finally:
+            if after is not None:
+                after()
+
+    def _redeemed(self) -> Tensor:
         content = self._content
         if not runs_again():
             self._content = None
@@ -81,11 +89,11 @@ class SliceTicket:
         had_grad = torch.is_grad_enabled()
         if had_grad:
             torch._C._set_grad_enabled(False)  # noqa: SLF001 (a third of the time of its context)
-        self._pause.is_on = True
+        was_paused, self._pause.is_on = self._pause.is_on, True
         try:
             tensor = self.layout.on(compute(asked))
         finally:
-            self._pause.is_on = False
+            self._pause.is_on = was_paused
             if had_grad:
                 torch._C._set_grad_enabled(True)  # noqa: SLF001 (as above)
         self._version.refuse_past(tensor)

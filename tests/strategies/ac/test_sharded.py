@@ -70,8 +70,10 @@ def test_a_kept_result_of_a_collective_is_settled(pool2: RankPool) -> None:
     ("variant", "runs_again"),
     [
         ("modules", True),
+        ("modules and results", True),
         ("budget", False),  # backward asks for what the unit gave before it has its weights
         ("budget of one rank", True),
+        ("budget of a product", True),
     ],
 )
 def test_operators_run_again_with_the_weights_of_a_unit_inside_a_block(
