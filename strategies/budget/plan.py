@@ -31,6 +31,8 @@ How an executor carries out a plan, which is what the predicted bytes count on:
 8. Where parts of the model run in chunks, operators are those that the loops run, chunk by chunk.
 9. Blocks of a *group* hold nothing of their own in forward. The first ticket of one that is redeemed runs its
    forward again as one; `planning.group_simulation` has the rules.
+10. Blocks of a *chain* are one forward, whose operators are those of its blocks in order. What runs between
+    two of them is outside.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ from strategies.step.sizes import PriorOperator, TensorSize
 from strategies.text_files import read_text, write_text
 
 _WORDS = {"again": "recompute for each reader"}
-FORMAT = "acbench budget plan 9"
+FORMAT = "acbench budget plan 10"
 _INPUT = -1
 FATES = ("keep", "offload", "recompute", "again")
 
@@ -95,6 +97,8 @@ class BlockPlan:
         plain: whether the block runs untouched; then the other fields are empty.
         group: FQN of the first block of its group, all of which hold nothing but the input of that one until
             their forward runs again as one in backward, from when on they `keep`; empty of a block in none.
+        chain: FQN of the first block of its chain, which one tape follows: what they hand on is made again as
+            their other values are; empty of a block in none.
         modules: plain FQNs of the modules next to the blocks whose forwards, one after another, are this one,
             such as the last norm and the head; empty of a block.
         caller: FQN of the module that calls the block, of whose operators before it some belong to this
@@ -119,6 +123,7 @@ class BlockPlan:
     again: tuple[Value, ...] = ()
     plain: bool = False
     group: str = ""
+    chain: str = ""
     modules: tuple[str, ...] = ()
     caller: str | None = None
     caller_sizes: tuple[TensorSize, ...] = ()
@@ -168,9 +173,8 @@ class Plan:
         step_flops: FLOPs of the step without recomputation and chunks.
         extra_flops: FLOPs of the operators that run again, in blocks and in loops.
         lower_bound_extra_flops: no schedule of these operators keeps both budgets with fewer.
-        lower_bound_autograd_flops: none that runs backward as the step does, holds inputs of blocks as it
-            does, and only keeps, moves or makes again what backward asks for (see `planning/autograd_bound`);
-            not below `lower_bound_extra_flops`.
+        lower_bound_autograd_flops: none that runs backward as the step does, and only keeps, moves or makes
+            again what backward asks for (see `planning/autograd_bound`); not below `lower_bound_extra_flops`.
         extra_s: seconds of what runs again, of tapes, and of waiting for the host, by the machine's numbers.
         objective: `flops` or `time`: what is least; `both` of a faster plan that costs a little more FLOPs.
         executor: who carries it out: `eager`, or `compiled` by partitions of the graphs of blocks.
@@ -410,8 +414,9 @@ def _unsound_blocks(plan: Plan) -> Iterator[str]:
     changed = Counter(block.fqn for block in plan.blocks if block.plain is not True)
     yield from (f"it plans for {fqn!r} more than once" for fqn, count in changed.items() if count > 1)
     for block in plan.blocks:
-        if block.group and block.group not in fqns:
-            yield f"the group of {block.fqn!r} begins with {block.group!r}, which it does not plan for"
+        for what, first in (("group", block.group), ("chain", block.chain)):
+            if first and first not in fqns:
+                yield f"the {what} of {block.fqn!r} begins with {first!r}, which it does not plan for"
         if block.offload and not plan.host_budget_bytes:
             yield f"{block.fqn!r} offloads, and host_budget_bytes is 0"
         yield from (f"{block.fqn!r}: {problem}" for problem in _unsound_block(block))

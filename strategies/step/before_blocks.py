@@ -17,7 +17,7 @@ from typing import Any
 from strategies.estimate.tensors import tensors_in
 from strategies.step.needed import needed
 from strategies.step.sizes import PriorOperator, TensorSize
-from strategies.step.step_graph import OUTSIDE, BlockCall, StepOperator
+from strategies.step.step_graph import OUTSIDE, BlockCall, StepOperator, is_written
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -58,7 +58,7 @@ def joined(
             readers.setdefault(storage, set()).add(operator.call)
     wanted = {storage for storage in before.given & asked if readers.get(storage, set()) <= {OUTSIDE, 0}}
     found = _made_before(before, operators, wanted)
-    if found & before.unsafe or _is_written(found, call, operators):
+    if found & before.unsafe or is_written(operators, found, call.end, set(call.operators)):
         return frozenset()
     return found
 
@@ -116,14 +116,3 @@ def _made_before(before: Before, operators: Sequence[StepOperator], wanted: Iter
         return [index for each in known for index in (makers[each], *writers.get(each, ()))]
 
     return needed(made(wanted), lambda index: made(operators[index].reads))
-
-
-def _is_written(found: AbstractSet[int], call: BlockCall, operators: Sequence[StepOperator]) -> bool:
-    """Say whether others write to what operators have read or made, before the block has ended."""
-    known: set[int] = set()
-    for number, operator in enumerate(operators):
-        if number in found:
-            known |= operator.reads | operator.makes.keys()
-        elif operator.call != 0 and operator.start < call.end and not known.isdisjoint(operator.writes):
-            return True
-    return False

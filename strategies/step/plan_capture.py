@@ -42,7 +42,14 @@ from strategies.step.operator_facts import OperatorFacts, facts_of, fake_mode, i
 from strategies.step.operator_mode import OperatorMode
 from strategies.step.position import Position, running_node
 from strategies.step.sizes import TensorSize
-from strategies.step.step_graph import OUTSIDE, BlockCall, Redemption, StepGraph, StepOperator
+from strategies.step.step_graph import (
+    OUTSIDE,
+    BlockCall,
+    Redemption,
+    StepGraph,
+    StepOperator,
+    is_written,
+)
 from strategies.step.step_recorder import RecordedOperator, StepRecorder
 
 RunStep: TypeAlias = Callable[[], object]
@@ -226,6 +233,7 @@ class _Watch(StepRecorder):
         self._pack: Callable[[Tensor], Callable[[], Tensor]] | None = None
         self._fakes = fake_mode()
         self._makers: dict[int, int] = {}  # call that made a storage
+        self._of_part: set[int] = set()  # storages that the part of a call that runs now has made
         self._original: dict[int, int] = {}  # storage that a copy stands for
         self._savings: list[_Saving] = []
         self._saved = JustSaved(self.number)
@@ -245,6 +253,7 @@ class _Watch(StepRecorder):
         result, recorded = self.recorded(func, args, kwargs)
         has_drawn = facts.draws(args, kwargs) or (draws is not None and draws.has_drawn())
         self._makers |= dict.fromkeys(recorded.makes, self._inside)
+        self._of_part.update(recorded.makes)
         self._operators.append(self._planned(recorded, func, args, has_drawn=has_drawn))
         if self._inside != OUTSIDE:
             self._note_in(self.calls[self._inside])
@@ -385,8 +394,7 @@ class _Watch(StepRecorder):
         """Return what a part of the last call returns, and hold nothing of it for backward."""
         number = len(self.calls) - 1
         call = self.calls[number]
-        self._inside = number
-
+        self._inside, self._of_part = number, set()
         self._pack = partial(self._packed, call=number)
         try:
             with torch.autograd.graph.saved_tensors_hooks(self._pack, unpacked), _AsTaped():
@@ -406,7 +414,7 @@ class _Watch(StepRecorder):
         local = local_of(saved)
         storage = None if local is None else self.number(local)
         with _disable_current_modes(), torch.no_grad():
-            if local is None or storage is None or not self._is_planned(storage, call):
+            if local is None or storage is None or not self._is_noted(storage, call):
                 return kept(saved)
             copied = _copy_of(local)
             placed = placed_as(saved) if isinstance(saved, DTensor) else None
@@ -414,7 +422,7 @@ class _Watch(StepRecorder):
             layout = MemoryLayout.of(saved, local)
         saving = _Saving(storage, call, layout)
         self._savings.append(saving)
-        if self._makers.get(storage) == call:
+        if storage in self._of_part:
             self._saved.add(saving, storage)
 
         def redeem() -> Tensor:
@@ -433,6 +441,11 @@ class _Watch(StepRecorder):
 
     def _release(self, saving: _Saving, _: weakref.ref[Any]) -> None:
         saving.released = self.ledger.moment
+
+    def _is_noted(self, storage: int, call: int) -> bool:
+        """Say whether a plan may decide about a storage that a call saves, in that call or in a chain."""
+        is_of_call = self._may_draw_again and self._makers.get(storage, OUTSIDE) != OUTSIDE
+        return is_of_call or self._is_planned(storage, call)
 
     def _is_planned(self, storage: int, call: int) -> bool:
         """Say whether a plan may decide about a storage in a call, which has made it or got it as input."""
@@ -475,7 +488,7 @@ class _Watch(StepRecorder):
         nbytes |= {number: largest[number] for number in largest if lives[number].phase}
         nbytes = {number: size if is_on_device(lives[number]) else 0 for number, size in nbytes.items()}
         held = ledger.start_bytes(is_on_device) + np.concatenate([[0], np.cumsum(deltas)])
-        self._settle(deaths, held, nbytes)
+        unshared = self._settle(deaths, held, nbytes)
         self._pin_parts(gathered)
         self._pin_freed({number: _sizes_over_time(changes, number) for number in gathered})
         fixed = set(range(len(lives))) - {life for life, _ in changes}
@@ -487,12 +500,18 @@ class _Watch(StepRecorder):
             held_bytes=held,
             gathered=frozenset(gathered),
             gradients=gradients,
+            unshared=unshared,
             fixed_bytes=sum(nbytes[number] for number in fixed),
             device=self._device,
         )
 
-    def _settle(self, deaths: dict[int, int], held: npt.NDArray[np.int64], nbytes: Mapping[int, int]) -> None:
-        """Note in the calls what backward asks for; what no plan decides about, autograd holds as ever."""
+    def _settle(
+        self, deaths: dict[int, int], held: npt.NDArray[np.int64], nbytes: Mapping[int, int]
+    ) -> dict[int, int]:
+        """Note in the calls what backward asks for; what no plan decides about, autograd holds as ever.
+
+        Return the last moments of what is asked for by others than its call, without their asking.
+        """
 
         def hold(storage: int, until: int) -> None:
             if until > deaths[storage]:
@@ -509,12 +528,15 @@ class _Watch(StepRecorder):
             if not each.asked and released > call.end:
                 hold(each.storage, released)
                 call.unasked.add(each.storage)
+            found = call.redemptions if self._is_planned(each.storage, each.call) else call.shared
             for number, moment, node in each.asked:
-                if self._is_planned(each.storage, each.call):
-                    times = {"moment": moment, "until": deaths[number], "released": released}
-                    call.redemptions.append(Redemption(storage=each.storage, node=node, **times))
-                else:
-                    hold(each.storage, max(deaths[number], released))
+                times = {"moment": moment, "until": deaths[number], "released": released}
+                found.append(Redemption(storage=each.storage, node=node, **times))
+        shared = [redemption for call in self.calls for redemption in call.shared]
+        unshared = {redemption.storage: deaths[redemption.storage] for redemption in shared}
+        for redemption in shared:
+            hold(redemption.storage, redemption.held_until)
+        return unshared
 
     def _pin_parts(self, gathered: AbstractSet[int]) -> None:
         """Let no operator run again that has not in backward what it had in forward.
@@ -522,7 +544,11 @@ class _Watch(StepRecorder):
         Parameters of modules next to the blocks may be sharded again then; and what runs between two parts of
         a call may have written to what the first has made.
         """
-        spoilt = {number for number, call in enumerate(self.calls) if call.modules and self._is_written(call)}
+        spoilt = {
+            number
+            for number, call in enumerate(self.calls)
+            if call.modules and is_written(self._operators, set(call.operators), call.end)
+        }
         for number, call in enumerate(self.calls):
             for operator in (self._operators[index] for index in call.operators):
                 is_beside = call.modules or operator.ordinal < len(call.before)
@@ -562,16 +588,6 @@ class _Watch(StepRecorder):
                 for place in needed(makers.get(each.storage, ()), before):
                     if not own[place].reads.isdisjoint(freed):
                         own[place].is_repeatable = False
-
-    def _is_written(self, call: BlockCall) -> bool:
-        """Say whether others write to what operators of a call have read or made, before it has ended."""
-        own, known = frozenset(call.operators), set[int]()
-        for number, operator in enumerate(self._operators):
-            if number in own:
-                known |= operator.reads | operator.makes.keys()
-            elif operator.start < call.end and not known.isdisjoint(operator.writes):
-                return True
-        return False
 
     def _join(self, before: Before) -> None:
         """Let what the first block's inputs are made of belong to its call."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -57,6 +58,11 @@ class Redemption:
     released: int
     node: str
 
+    @property
+    def held_until(self) -> int:
+        """The last moment at which node or graph hold the value, if autograd saves it itself."""
+        return max(self.until, self.released)
+
 
 @dataclass(kw_only=True, slots=True)
 class BlockCall:
@@ -68,6 +74,8 @@ class BlockCall:
         operators: numbers of its operators in the step.
         redemptions: what autograd has saved of the storages that they make, and of `inputs`, in the order of
             backward.
+        shared: the same of storages that autograd holds as ever, because other calls have made them or ask
+            for them, too.
         sizes: sizes of its inputs and of the block's parameters.
         inputs: storages of inputs that a plan may move, each with the number of the input: those that an
             operator of the step has made, and of which no other call asks for anything.
@@ -86,6 +94,7 @@ class BlockCall:
     end: int = 0
     operators: list[int] = field(default_factory=list)
     redemptions: list[Redemption] = field(default_factory=list)
+    shared: list[Redemption] = field(default_factory=list)
     sizes: tuple[TensorSize, ...] = ()
     inputs: dict[int, int] = field(default_factory=dict)
     unasked: set[int] = field(default_factory=set)
@@ -108,6 +117,7 @@ class StepGraph:
         nbytes: bytes of each storage, by number; 0 of one on the host.
         deaths: the last moment at which each storage lives, by number.
         held_bytes: bytes that live at each moment, shape (moments + 1,).
+        unshared: the last moments of storages that calls share, if no call asked for what others have made.
         gathered: storages that are emptied and filled again, as FSDP does with parameters.
         gradients: storages of gradients that outlive the step.
         fixed_bytes: bytes there before the step, and never freed in it.
@@ -121,6 +131,7 @@ class StepGraph:
     nbytes: Mapping[int, int]
     deaths: Mapping[int, int]
     held_bytes: npt.NDArray[np.int64]
+    unshared: Mapping[int, int] = field(default_factory=dict)
     gathered: frozenset[int] = frozenset()
     gradients: frozenset[int]
     fixed_bytes: int
@@ -151,3 +162,29 @@ class StepGraph:
             )
             digest.update(repr(known).encode())
         return f"{len(call.operators)} operators, {digest.hexdigest()[:16]}"
+
+
+def is_written(
+    operators: Sequence[StepOperator],
+    own: AbstractSet[int],
+    end: int,
+    besides: AbstractSet[int] = frozenset(),
+) -> bool:
+    """Say whether others write to what some operators have read or made.
+
+    Args:
+        operators: all of the step.
+        own: numbers of those operators.
+        end: moment at which their forward ends.
+        besides: numbers of operators that may write.
+    """
+    known = set[int]()
+    for number in range(min(own, default=len(operators)), len(operators)):
+        operator = operators[number]
+        if operator.start >= end:
+            break
+        if number in own:
+            known |= operator.reads | operator.makes.keys()
+        elif number not in besides and not known.isdisjoint(operator.writes):
+            return True
+    return False

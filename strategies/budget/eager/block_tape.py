@@ -64,6 +64,17 @@ class StorageHome:
         self._identity = StorageWeakRef(dense.untyped_storage())
         self.tensors, self.latest.memory = [], None
 
+    def is_dead(self) -> bool:
+        """Say whether nobody has its memory, which it does not hold: nothing reads it any more."""
+        return self._identity is not None and bool(self._identity.expired())
+
+    def is_read(self) -> bool:
+        """Say whether an operator that may run again reads what it holds."""
+        content = self.read_later()
+        if content is not None:
+            self.latest = content
+        return content is not None
+
     def update_tickets(self) -> None:
         """Let tickets stand for what it holds now, where autograd has counted no write since."""
         for ticket in filter(None, (reference() for reference in self.tickets)):
@@ -128,6 +139,7 @@ class BlockTape(OrderedMode):
     Attributes:
         is_as_planned: whether forward has had the planned operators.
         units: units of FSDP2 inside of the block.
+        waits: whether it follows several modules.
     """
 
     def __init__(self, fates: Fates, ledger: HostLedger, region: Any, *, is_exact: bool = True) -> None:
@@ -141,10 +153,10 @@ class BlockTape(OrderedMode):
         self._handed_on: dict[int, int] = {}
         self._seen: list[tuple[Tensor, int]] = []
         self._is_before = self._is_idle = self._is_spoilt = False
-        self._skipped = 0
+        self._skipped = self._begin = 0
         self._homes: dict[int, StorageHome] = {}
         self._written_homes: list[StorageHome] = []
-        self._waits = len(fates.plan.modules) > 1
+        self.waits = len(fates.plan.modules) > 1
 
     def offer(self, inputs: Iterable[Tensor]) -> None:
         """Take over the inputs of the block that wait on the host; call it before the block runs."""
@@ -200,6 +212,11 @@ class BlockTape(OrderedMode):
                 f"what a module of {self._fates.plan.fqn!r} has read was written to in place before the next"
             )
             raise StrategyError("ac", f"{problem}, so that it cannot be made again; write to a copy")
+
+    def follows(self, module: nn.Module) -> None:
+        """Take note that the operators from now on are those of `module`."""
+        del module
+        self._begin = self._count
 
     def begin_before(self) -> None:
         """Follow the operators before the block, until `reach` ends it."""
@@ -316,7 +333,7 @@ class BlockTape(OrderedMode):
             self._writer.asks(home.address[0])
         if is_plain and self._keeps(home.address):
             held = KeptTicket(saved)
-            if home.address >= (len(self._fates.plan.before), 0):
+            if home.address >= (self._begin, 0):
                 self._saved.add(held, key)
             return held
         if is_plain:
@@ -327,19 +344,19 @@ class BlockTape(OrderedMode):
         layout = MemoryLayout.of(saved, dense)
         ticket = SliceTicket(home.latest, layout, version, self._pause, saved.device)
         home.tickets.append(weakref.ref(ticket))
-        if home.address >= (len(self._fates.plan.before), 0):
+        if home.address >= (self._begin, 0):
             self._saved.add(ticket, key)
         return self._redeemer(ticket)
 
     def _keeps(self, address: Address) -> bool:
         """Say whether a value is on the device until it is redeemed, and nobody waits for other modules."""
-        return not self._waits and address in self._fates.held and address not in self._fates.on_host
+        return not self.waits and address in self._fates.held and address not in self._fates.on_host
 
     def _redeemer(self, ticket: SliceTicket) -> Packed:
         """Return what redeems a ticket."""
         if self.units:
             ticket.before = partial(self._gather, weakref.ref(ticket), ticket.before)
-        return partial(self._give, ticket) if self._waits else ticket
+        return partial(self._give, ticket) if self.waits else ticket
 
     def _give(self, ticket: SliceTicket) -> Tensor:
         """Return what backward gets for a ticket; a call that waits for its other modules ends."""

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from strategies.base import StrategyError
+from strategies.budget.eager.chained_tape import chained
 from strategies.budget.eager.group_tape import Group
 from strategies.budget.eager.planned_block import PlannedBlock, PlannedCaller, PlannedModule
 from strategies.budget.plan import BlockPlan, Plan
@@ -44,8 +45,11 @@ def enclose(plan: Plan, modules: ModelModules) -> None:
     planned = require_blocks(plan, modules)
     ledger, groups = HostLedger(), groups_of(plan)
     rest, callers = modules.all(), {block.caller for block in planned.values()}
-    for block in planned.values():
-        shared = PlannedBlock(plan=block, ledger=ledger, group=groups.get(block.group))
+    for parts in _calls_of(planned):
+        block = chained(parts)
+        shared = PlannedBlock(
+            plan=block, ledger=ledger, parts=parts if len(parts) > 1 else (), group=groups.get(block.group)
+        )
         _put_caller(shared, modules)
         for number, name in enumerate(block.modules or (block.fqn,)):
             module = rest.pop(name)
@@ -54,6 +58,14 @@ def enclose(plan: Plan, modules: ModelModules) -> None:
     if modules.caller is not None:
         rest |= dict([modules.caller])
     _let_go({name: module for name, module in rest.items() if name not in callers})
+
+
+def _calls_of(planned: Mapping[str, BlockPlan]) -> list[list[BlockPlan]]:
+    """Return the plans of blocks that one tape follows: those of a chain, and each other alone."""
+    calls: dict[str, list[BlockPlan]] = {}
+    for block in planned.values():
+        calls.setdefault(block.chain or f"alone {block.fqn}", []).append(block)
+    return list(calls.values())
 
 
 def _let_go(modules: Mapping[str, nn.Module]) -> None:

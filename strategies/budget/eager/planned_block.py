@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from strategies.base import Observation, StrategyError
 from strategies.budget.eager.block_tape import BlockTape, Fates
+from strategies.budget.eager.chained_tape import ChainedTape
 from strategies.budget.eager.group_tape import Group
 from strategies.budget.plan import BlockPlan
 from strategies.estimate.tensors import tensors_in
@@ -38,14 +39,16 @@ class PlannedBlock:
     """The state that the regions of one plan share: of a block and its caller, or of the plan's modules.
 
     Fields:
-        plan: the plan.
+        plan: the plan; of a chain those of its blocks as one.
         ledger: the host copies of the model.
+        parts: the plans of the blocks of a chain, each alone.
         group: the group that the plan puts the block in.
         is_of_other_size: whether what calls the block has got inputs for which its plan is not made.
     """
 
     plan: BlockPlan
     ledger: HostLedger
+    parts: Sequence[BlockPlan] = ()
     group: Group | None = None
     is_of_other_size: bool = False
     _fates: Fates = field(init=False)
@@ -86,8 +89,9 @@ class PlannedBlock:
         if self.plan.offload:
             self.ledger.begin_forward()
         fates = Fates.of(self.plan.parted()[1]) if is_own else self._fates
+        kind = ChainedTape if self.parts else BlockTape
         tape = (
-            BlockTape(fates, self.ledger, region, is_exact=is_exact)
+            kind(fates, self.ledger, region, is_exact=is_exact)
             if self.group is None
             else self.group.tape(fates, self.ledger, region, module, is_exact=is_exact)
         )
@@ -135,10 +139,13 @@ class PlannedBlock:
         is_compiled = len(self.plan.before) == self.plan.operators
         return None if is_compiled else self.begun(region, module, given, is_exact=is_exact, is_own=True)
 
-    def resumed(self, number: int, inputs: Iterable[Tensor], key: Any = None) -> BlockTape | None:
+    def resumed(
+        self, region: Any, number: int, inputs: Iterable[Tensor], *, is_exact: bool, key: Any = None
+    ) -> BlockTape | None:
         """Return the tape of the call that has come to its module of that number.
 
-        `None` of one that is called without those before it, such as a head that is called twice.
+        One that is called without those before it, such as a head that is called twice, has none; a block of
+        a chain has one of its own.
         """
         if number != self._next:
             self._end_early()
@@ -147,6 +154,9 @@ class PlannedBlock:
             tape.resume(list(inputs))
             if not self._orders.resume(number, key):
                 tape.leave_order()
+        elif self.parts:
+            tape = BlockTape(Fates.of(self.parts[number]), self.ledger, region, is_exact=is_exact)
+            self._orders.begin(None)
         return tape
 
     def pause(self, tape: BlockTape, number: int, results: Iterable[Tensor]) -> None:
@@ -219,13 +229,14 @@ class PlannedModule:
         tape = self._tape(module, args, kwargs)
         if tape is None:
             return body(*args, **kwargs)
+        tape.follows(module)
         is_paused = False
         try:
             tape.units = self._inner_units(module)
             around = nullcontext() if self.is_compiled else tape
             with saved_tensors_hooks(tape.pack, unpacked), around, gathered_aside(tape.units, tape.aside):
                 results = body(*args, **kwargs)
-            if self.number < block.last:
+            if tape.waits and self.number < block.last:
                 block.pause(tape, self.number + 1, tensors_in(results))
                 is_paused = True
             else:
@@ -250,20 +261,29 @@ class PlannedModule:
         is_exact = self._is_exact(module, args, kwargs)
         key = self._planned_key if is_exact and not self.is_compiled else None
         if self.number:
-            return block.resumed(self.number, inputs, key)
+            return block.resumed(self, self.number, inputs, is_exact=is_exact, key=key)
         if block.plan.caller is None:
             return block.begun(self, module, list(inputs), is_exact=is_exact, key=key)
         return block.reached(self, module, inputs, is_exact=is_exact, key=key)
 
+    @property
+    def _own(self) -> BlockPlan:
+        """The plan that has the sizes of the module."""
+        return self.block.parts[self.number] if self.block.parts else self.block.plan
+
     def _is_exact(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Say whether a call has the planned sizes; refuse larger inputs, and other parameters."""
-        plan = self.block.plan
+        plan = self._own
         if not plan.sizes:
             return True
-        key = size_key(module, () if self.number else args, {} if self.number else kwargs)
+        name = plan.modules[self.number] if plan.modules else ""
+        if name and self.number:  # sizes of inputs belong to the first module of a call
+            args, kwargs = (), {}
+        key = size_key(module, args, kwargs)
         if key == self._planned_key:
             return True
-        planned, found = self._planned_sizes(), self._sizes(module, args, kwargs)
+        planned = self._planned_sizes(name)
+        found = (*input_sizes(args, kwargs), *parameter_sizes(module, name))
         if found == planned:
             self._planned_key = key
             return True
@@ -273,25 +293,14 @@ class PlannedModule:
             raise StrategyError("ac", problem)
         return False
 
-    def _planned_sizes(self) -> tuple[TensorSize, ...]:
-        """Return the planned sizes of the module; those of inputs belong to the first one."""
-        plan = self.block.plan
-        if not plan.modules:
-            return plan.sizes
-        begins = f"parameter {plan.modules[self.number]}."
+    def _planned_sizes(self, name: str) -> tuple[TensorSize, ...]:
+        """Return the planned sizes of the module, by its name where a call has several."""
         return tuple(
             size
-            for size in plan.sizes
-            if size.name.startswith(begins) or (not self.number and not size.name.startswith("parameter "))
+            for size in self._own.sizes
+            if size.name.startswith(f"parameter {name}." if name else "")
+            or (not self.number and not size.name.startswith("parameter "))
         )
-
-    def _sizes(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[TensorSize, ...]:
-        """Return the sizes of a call of the module."""
-        modules = self.block.plan.modules
-        inputs = () if self.number else input_sizes(args, kwargs)
-        return *inputs, *parameter_sizes(module, modules[self.number] if modules else "")
 
     def observe(self) -> Observation:
         """Return the bytes that the latest step moved, over all regions of the ledger."""

@@ -99,7 +99,7 @@ def _enclosed(plan: Plan) -> Iterator[BlockPlan]:
 
 
 def _left_out(plan: Plan) -> Iterator[str]:
-    """Yield a remark on the modules next to the blocks that the plan decides about."""
+    """Yield remarks on what the plan decides about and exports leave: modules next to blocks, inputs."""
     beside = [
         name
         for block in plan.blocks
@@ -107,6 +107,9 @@ def _left_out(plan: Plan) -> Iterator[str]:
     ]
     if beside:
         yield f"# left as they are, though the plan recomputes values of them: {', '.join(beside)}"
+    handed = [block.fqn for block in plan.blocks if block.chain not in {"", block.fqn}]
+    if handed:
+        yield f"# held, though the plan may make them again: the inputs of {', '.join(handed)}"
 
 
 def _held(block: BlockPlan) -> list[Value]:

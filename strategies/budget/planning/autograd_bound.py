@@ -2,11 +2,11 @@
 
 The captured step says what autograd's backward does: its moments, in its order; what lives at each of them
 where nobody holds a value of a block for it (`held_bytes`); when a node asks for a value, and until when it
-holds it. A schedule *leaves backward to autograd* if all of that stays: what enters a captured block lives as
-it does without a plan. It only decides which of the values that nodes ask for are kept or moved to the host,
-and which the operators of forward make again, across blocks and as often as it likes. One that makes inputs
-of blocks again is none of these, and may be below the bound. An operator that writes to a storage in place
-runs again with the storage's maker.
+holds it. A schedule *leaves backward to autograd* if all of that stays. It only decides which of the values
+that nodes ask for are kept or moved to the host, and which the operators of forward make again, across blocks
+and as often as it likes: what a block hands on is such a value, though the captured step holds it where
+several blocks ask for it. What operators outside of blocks make, or ask for, lives as it does without a plan.
+An operator that writes to a storage in place runs again with the storage's maker.
 
 Take a moment m after the last forward of a block, and in any such schedule:
 
@@ -88,12 +88,21 @@ class Backward:
             for captured, call in zip(graph.calls, calls, strict=True)
             for storage, maker in _makers(graph, captured, call)
         }
+        asked = (each for call in graph.calls for each in (*call.redemptions, *call.shared))
+        unshared = {storage: at for storage, at in graph.unshared.items() if storage in makers}
+        held = graph.held_bytes.copy()
+        for storage, last in unshared.items():
+            held[last + 1 : graph.deaths[storage] + 1] -= graph.nbytes[storage]
         return cls(
             makers=makers,
             nbytes=graph.nbytes,
-            requests=[each for call in calls for each in _requests(call) if each.storage in makers],
-            deaths=graph.deaths,
-            held_bytes=graph.held_bytes,
+            requests=[
+                Request(storage=each.storage, moment=each.moment, until=each.until)
+                for each in asked
+                if each.storage in makers
+            ],
+            deaths={**graph.deaths, **unshared},
+            held_bytes=held,
             start=max((call.end for call in calls), default=0),
         )
 
@@ -190,9 +199,3 @@ def _maker(unit: Unit, operators: Sequence[StepOperator], call: PlannedCall) -> 
         return Maker(reads=frozenset(call.number_of(read) for read in unit.reads), cost=unit.flops)
     first = operators[unit.operators[0]]
     return Maker(reads=first.reads, cost=first.flops)
-
-
-def _requests(call: PlannedCall) -> Iterator[Request]:
-    """Yield the values that nodes of backward ask a call for."""
-    for storage, moment, until in zip(call.program.asked, call.asked, call.until, strict=True):
-        yield Request(storage=call.number_of(storage), moment=moment, until=until)

@@ -2,15 +2,15 @@
 
 The state is the bytes that the blocks so far leave for backward. A choice fits where they, and the highest
 total of forward and of backward of the next block, stay within the budget; so does what lies between blocks.
-Where bytes on the host are few, states with about as many of them compete. A group of blocks is one step of
-the programme, from the blocks before it to those behind it.
+Where bytes on the host are few, states with about as many of them compete. A chain or a group of blocks is
+one step of the programme, from the blocks before it to those behind it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,10 @@ _HOST_STEPS = 16
 _PLACES = 4096
 """Intervals of bytes in which states are compared before they are sorted."""
 
+Bytes: TypeAlias = npt.NDArray[np.int64]
+Columns: TypeAlias = tuple[Bytes, Bytes, npt.NDArray[np.float64], Bytes]
+"""What each option leaves, the highest total while its blocks run, its cost, and bytes on the host."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
@@ -41,7 +45,34 @@ class Stage:
     options: Sequence[Option]
     forward_start: int
     backward_start: int
-    between: int
+    between: int = 0
+
+    def columns(self) -> Columns:
+        """Return what the programme knows of the options."""
+        left, forward, backward, host = (
+            np.array([getattr(each, name) for each in self.options], dtype=np.int64)
+            for name in ("left_bytes", "forward_bytes", "backward_bytes", "host_bytes")
+        )
+        highest = np.maximum(forward + self.forward_start, backward + self.backward_start)
+        return left, highest, np.array([each.cost for each in self.options]), host
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chained:
+    """Consecutive blocks that can be one chain.
+
+    Fields:
+        start, end: numbers of the first block and of the one behind the last.
+        stage: the chain as a block of its own.
+    """
+
+    start: int
+    end: int
+    stage: Stage
+
+    def columns(self) -> Columns:
+        """Return what the programme knows of the options."""
+        return self.stage.columns()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,24 +88,34 @@ class Group:
     end: int
     options: Sequence[GroupOption]
 
+    def columns(self) -> Columns:
+        """Return what the programme knows of the options."""
+        columns = [(each.left_bytes, each.highest_bytes) for each in self.options]
+        left, highest = np.array(columns, dtype=np.int64).T
+        return left, highest, np.array([each.cost for each in self.options]), np.zeros_like(left)
+
+
+Span: TypeAlias = Group | Chained
+"""Consecutive blocks that are decided about together."""
+
 
 class Choice(NamedTuple):
-    """The decision about one block, or one group.
+    """The decision about one block, or one span.
 
     Fields:
         start, end: numbers of the first block and of the one behind the last.
-        group: number of the group; `None` of a block that is in none.
-        option: number of the option of the block or of the group.
+        span: number of the span; `None` of a block that is in none.
+        option: number of the option of the block or of the span.
     """
 
     start: int
     end: int
-    group: int | None
+    span: int | None
     option: int
 
 
 def cheapest(
-    stages: Sequence[Stage], budget_bytes: int, host_bytes: int = 0, groups: Sequence[Group] = ()
+    stages: Sequence[Stage], budget_bytes: int, host_bytes: int = 0, spans: Sequence[Span] = ()
 ) -> list[Choice] | None:
     """Return the choice for all blocks, in the order of forward; `None` where none that was found fits.
 
@@ -82,11 +123,11 @@ def cheapest(
         stages: the blocks, in the order of forward.
         budget_bytes: most bytes on the device.
         host_bytes: most bytes on the host.
-        groups: blocks that can be one.
+        spans: blocks that can be decided about together.
     """
     step = _step(stages, host_bytes)
     reached = [_States.at_start()]
-    for stage, moves in zip(stages, _moves(stages, groups), strict=True):
+    for stage, moves in zip(stages, _moves(stages, spans), strict=True):
         found = []
         for move in moves:
             states = reached[move.start]
@@ -97,11 +138,11 @@ def cheapest(
     return _followed_back(reached) if len(reached[-1].left) else None
 
 
-def smallest_budget(stages: Sequence[Stage], host_bytes: int = 0, groups: Sequence[Group] = ()) -> int:
+def smallest_budget(stages: Sequence[Stage], host_bytes: int = 0, spans: Sequence[Span] = ()) -> int:
     """Return the smallest budget that some choice fits, with so many bytes on the host."""
     step = _step(stages, host_bytes)
     reached = [_States.at_start()]
-    for stage, moves in zip(stages, _moves(stages, groups), strict=True):
+    for stage, moves in zip(stages, _moves(stages, spans), strict=True):
         found = []
         for move in moves:
             states = reached[move.start]
@@ -112,17 +153,15 @@ def smallest_budget(stages: Sequence[Stage], host_bytes: int = 0, groups: Sequen
     return int(reached[-1].goal.min())
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Move:
-    """A block or a group that ends at one place: its options as columns."""
+class _Move(NamedTuple):
+    """A block or a span that ends at one place: its options as columns."""
 
     start: int
-    end: int
-    group: int | None
-    left: npt.NDArray[np.int64]
-    highest: npt.NDArray[np.int64]
+    span: int | None
+    left: Bytes
+    highest: Bytes
     cost: npt.NDArray[np.float64]
-    host: npt.NDArray[np.int64]
+    host: Bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,9 +176,9 @@ class _States:
         move, before, option: move, state before and option of each state.
     """
 
-    left: npt.NDArray[np.int64]
+    left: Bytes
     goal: npt.NDArray[Any]
-    host: npt.NDArray[np.int64]
+    host: Bytes
     moves: Sequence[_Move]
     move: npt.NDArray[np.intp]
     before: npt.NDArray[np.intp]
@@ -192,9 +231,7 @@ class _States:
         )
 
 
-def _totals(
-    states: _States, move: _Move, stage: Stage
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _totals(states: _States, move: _Move, stage: Stage) -> tuple[Bytes, Bytes]:
     """Return the highest total of each state and option, and its bytes on the host.
 
     Args:
@@ -214,35 +251,16 @@ def _followed_back(reached: Sequence[_States]) -> list[Choice]:
     while place:
         states = reached[place]
         move = states.moves[int(states.move[state])]
-        found.append(Choice(move.start, place, move.group, int(states.option[state])))
+        found.append(Choice(move.start, place, move.span, int(states.option[state])))
         place, state = move.start, int(states.before[state])
     return found[::-1]
 
 
-def _moves(stages: Sequence[Stage], groups: Sequence[Group]) -> list[list[_Move]]:
-    """Return for each block the moves that end with it: of itself, and of groups."""
-    moves = []
-    for number, stage in enumerate(stages):
-        left, highest, cost, host = _columns(stage)
-        own = _Move(
-            start=number, end=number + 1, group=None, left=left, highest=highest, cost=cost, host=host
-        )
-        moves.append([own])
-    for number, group in enumerate(groups):
-        columns = [(each.left_bytes, each.highest_bytes) for each in group.options]
-        left, highest = np.array(columns, dtype=np.int64).T
-        cost = np.array([each.cost for each in group.options])
-        moves[group.end - 1].append(
-            _Move(
-                start=group.start,
-                end=group.end,
-                group=number,
-                left=left,
-                highest=highest,
-                cost=cost,
-                host=np.zeros_like(left),
-            )
-        )
+def _moves(stages: Sequence[Stage], spans: Sequence[Span]) -> list[list[_Move]]:
+    """Return for each block the moves that end with it: of itself, and of spans."""
+    moves = [[_Move(number, None, *stage.columns())] for number, stage in enumerate(stages)]
+    for number, span in enumerate(spans):
+        moves[span.end - 1].append(_Move(span.start, number, *span.columns()))
     return moves
 
 
@@ -252,21 +270,7 @@ def _step(stages: Sequence[Stage], host_bytes: int) -> int:
     return most + 1 if most <= host_bytes else host_bytes // _HOST_STEPS + 1
 
 
-def _columns(
-    stage: Stage,
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """Return what each option leaves, the highest total within the block, its cost, and bytes on the host."""
-    left = np.array([each.left_bytes for each in stage.options], dtype=np.int64)
-    forward = np.array([each.forward_bytes for each in stage.options], dtype=np.int64) + stage.forward_start
-    backward = np.array([each.backward_bytes for each in stage.options], dtype=np.int64)
-    highest = np.maximum(forward, backward + stage.backward_start)
-    host = np.array([each.host_bytes for each in stage.options], dtype=np.int64)
-    return left, highest, np.array([each.cost for each in stage.options]), host
-
-
-def _frontier(
-    left: npt.NDArray[np.int64], cost: npt.NDArray[np.generic], group: npt.NDArray[np.int64]
-) -> npt.NDArray[np.intp]:
+def _frontier(left: Bytes, cost: npt.NDArray[np.generic], group: Bytes) -> npt.NDArray[np.intp]:
     """Return the states of each group that no other one of it beats; of many, some that are spread evenly."""
     if not len(left):
         return np.zeros(0, dtype=np.intp)
@@ -276,7 +280,7 @@ def _frontier(
 
 
 def _undominated(
-    left: npt.NDArray[np.int64], cost: npt.NDArray[np.generic], among: npt.NDArray[np.intp], most: int
+    left: Bytes, cost: npt.NDArray[np.generic], among: npt.NDArray[np.intp], most: int
 ) -> npt.NDArray[np.intp]:
     among = _promising(left, cost, among)
     order: npt.NDArray[np.intp] = among[np.lexsort((cost[among], left[among]))]
@@ -323,7 +327,7 @@ def _hull(left: npt.NDArray[np.float64], cost: npt.NDArray[np.float64]) -> list[
 
 
 def _promising(
-    left: npt.NDArray[np.int64], cost: npt.NDArray[np.generic], among: npt.NDArray[np.intp]
+    left: Bytes, cost: npt.NDArray[np.generic], among: npt.NDArray[np.intp]
 ) -> npt.NDArray[np.intp]:
     """Return the states without most of those that another one beats, which need not be sorted then."""
     lefts, costs = left[among], cost[among]

@@ -74,6 +74,7 @@ class CallOptions:
         random_state_bytes: bytes on the device of the state of a random operator.
         may_offload: whether values may wait on the host.
         taped_operator_s: seconds that it takes to follow an operator of a block that is not plain.
+        known: decisions that the search begins with, beside cuts of the program.
     """
 
     def __init__(
@@ -85,8 +86,10 @@ class CallOptions:
         random_state_bytes: int,
         may_offload: bool = False,
         taped_operator_s: float = 0.0,
+        known: Sequence[Decision] = (),
     ) -> None:
         self.call = call
+        self._known = known
         self._movable = _worth_moving(call.program) if may_offload else frozenset[int]()
         self._machine = machine_for(torch.device(graph.device))
         self._cost = cost
@@ -111,7 +114,12 @@ class CallOptions:
             for death in call.outer_deaths
         ]
         shape = self._forward.tobytes(), self._backward.tobytes()
-        return call.program, tuple(moments), tuple(deaths), tuple(later), tuple(late), tuple(outer), shape
+        gains = [
+            (at - call.start, -1, gain) if at <= call.end else (0, at - self.backward_start, gain)
+            for at, gain in call.gains
+        ]
+        ends = (tuple(each) for each in (moments, deaths, later, late, outer, gains))
+        return call.program, *ends, shape
 
     def option(self, decision: Decision) -> Option:
         """Return what follows from a decision, or from none where it runs and moves nothing."""
@@ -174,7 +182,7 @@ class CallOptions:
 
     def found(self) -> list[Option]:
         """Return what `all` does, found anew."""
-        tried = dict.fromkeys([PLAIN, *_cuts(self.call.program)])
+        tried = dict.fromkeys([PLAIN, *_cuts(self.call.program), *self._known])
         options = thinned(map(self.option, tried))
         moved = dict.fromkeys(each for option in options for each in self._on_host(option.decision))
         tried |= moved

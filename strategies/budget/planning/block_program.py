@@ -249,6 +249,7 @@ class PlannedCall:
         nodes: names of these nodes.
         outer_deaths: the last moment at which each storage from outside lives, -1 first.
         storages, outer_storages: numbers of its storages in the step, and of those from outside, -1 first.
+        gains: bytes more from a moment on than where each block of it is a call, by moment.
     """
 
     fqn: str
@@ -264,6 +265,7 @@ class PlannedCall:
     outer_deaths: tuple[int, ...]
     storages: tuple[int, ...]
     outer_storages: tuple[int, ...]
+    gains: tuple[tuple[int, int], ...] = ()
 
     @cached_property
     def all_deaths(self) -> tuple[int, ...]:

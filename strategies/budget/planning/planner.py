@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, TypeAlias
 
 import torch
@@ -12,10 +13,19 @@ import torch
 from strategies.base import StrategyError
 from strategies.budget.plan import BlockPlan, Plan, Value
 from strategies.budget.planning.autograd_bound import AutogradBound, Backward
-from strategies.budget.planning.block_choice import Choice, Group, Stage, cheapest, smallest_budget
+from strategies.budget.planning.block_choice import (
+    Chained,
+    Choice,
+    Group,
+    Span,
+    Stage,
+    cheapest,
+    smallest_budget,
+)
 from strategies.budget.planning.block_options import CallOptions, Option
 from strategies.budget.planning.block_program import PlannedCall, planned_call
-from strategies.budget.planning.group_options import Groups
+from strategies.budget.planning.chains import Chains
+from strategies.budget.planning.group_options import GroupOption, Groups
 from strategies.budget.planning.group_simulation import group_effect
 from strategies.budget.planning.lower_bound import LowerBound
 from strategies.budget.planning.recomputation import LeastFlops
@@ -82,18 +92,20 @@ class BudgetBelowMinimum(StrategyError):  # noqa: N818 (it says what is wrong)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chosen:
-    """The decisions about some blocks: one alone, or those of a group.
+    """The decisions about some blocks: one alone, those of a chain, or those of a group.
 
     Fields:
         start: number of the first block.
         effect: what changes.
-        option: the option of a block alone; `None` of a group.
+        option: the option of a block alone or a chain; `None` of a group.
+        chain: the call that the blocks of a chain are together; `None` of others.
         keeps, shares: what each block of a group keeps from the second forward on, and what it adds.
     """
 
     start: int
     effect: Effect
     option: Option | None = None
+    chain: PlannedCall | None = None
     keeps: tuple[frozenset[int], ...] = ()
     shares: tuple[Effect, ...] = ()
 
@@ -105,7 +117,7 @@ class Planner:
         graph: the step.
         objective: what is least: `flops`, `time`, or of `both` the time among plans of about as few FLOPs.
         host_bytes: most bytes of values that wait on the host; 0 offloads nothing.
-        nests: whether blocks can be groups, whose forward runs again as one.
+        nests: whether blocks can be planned together: chains, and groups, whose forward runs again as one.
         is_taped: whether tapes follow the operators of blocks that are not plain.
 
     Attributes:
@@ -133,30 +145,33 @@ class Planner:
         self._calls = [planned_call(graph, call) for call in graph.calls]
         self._random_state_bytes = RANDOM_STATE_BYTES.get(graph.device, 0)
         self._cost = _Cost(graph.flops, objective)
-        self._callers = [
-            CallOptions(
-                graph,
-                call,
-                self._cost,
-                random_state_bytes=self._random_state_bytes,
-                may_offload=host_bytes > 0,
-                taped_operator_s=_TAPED_OPERATOR_S if is_taped else 0.0,
-            )
-            for call in self._calls
-        ]
+        caller_of = partial(
+            CallOptions,
+            graph,
+            cost=self._cost,
+            random_state_bytes=self._random_state_bytes,
+            taped_operator_s=_TAPED_OPERATOR_S if is_taped else 0.0,
+        )
+        self._callers = [caller_of(call, may_offload=host_bytes > 0) for call in self._calls]
         self._unplanned = self._why_unplanned()
         self._stages = self._made_stages()
         self._groups: Groups | None = None
+        self._chains: dict[int, CallOptions] = {}  # by number of the span
+        self._spans: list[Span] = []
         if nests:
+            options = [stage.options for stage in self._stages]
             self._groups = Groups(
                 graph,
                 self._callers,
-                [stage.options for stage in self._stages],
+                options,
                 self._cost,
                 random_state_bytes=self._random_state_bytes,
             )
-        found = () if self._groups is None else self._groups.all()
-        self._nests = [Group(start=start, end=end + 1, options=options) for start, end, options in found]
+            self._spans += self._chained(Chains(graph, self._callers, options, caller_of))
+            groups = self._groups.all()
+            self._spans += [
+                Group(start=start, end=end + 1, options=options) for start, end, options in groups
+            ]
         self.plain_peak_bytes = self._peak_bytes(self._untouched())
         self.step_flops, self.step_s = graph.flops, graph.seconds
         self.bound = LowerBound(graph, _seconds if objective == "time" else _flops)
@@ -223,6 +238,10 @@ class Planner:
             yield from self._grouped_plans(chosen)
             return
         number = self._call_of(chosen.start)
+        if chosen.chain is not None:
+            found_plans = chained_plans(self._calls[number:], chosen.chain, chosen.option)
+            yield from map(_of_call, found_plans, self._graph.calls[number:])
+            return
         call, planned = self._graph.calls[number], self._calls[number]
         found = block_plan(planned, replace(chosen.option, effect=chosen.effect))
         reason = self._unplanned.get(call.fqn)
@@ -241,7 +260,7 @@ class Planner:
 
     def _choice(self, budget_bytes: int) -> list[Chosen]:
         """Return the cheapest choice that keeps the budget."""
-        chosen = self._within(budget_bytes, self._stages, self._nests)
+        chosen = self._within(budget_bytes, self._stages, self._spans)
         if chosen is not None:
             return chosen
         for known in (self._untouched(), self._smallest):
@@ -252,7 +271,7 @@ class Planner:
         )
 
     def _within(
-        self, budget_bytes: int, stages: Sequence[Stage], nests: Sequence[Group]
+        self, budget_bytes: int, stages: Sequence[Stage], spans: Sequence[Span]
     ) -> list[Chosen] | None:
         """Return the cheapest choice that keeps the budget, if the model of bytes has one.
 
@@ -260,7 +279,7 @@ class Planner:
         """
         target = budget_bytes
         for _ in range(_ATTEMPTS):
-            choices = cheapest(stages, target, self._host_bytes, nests)
+            choices = cheapest(stages, target, self._host_bytes, spans)
             if choices is None:
                 return None
             chosen = self._chosen(choices)
@@ -281,7 +300,10 @@ class Planner:
             return least
         for price in _PRICES:
             in_flops = price * self.step_flops / max(self.step_s, _TIE)
-            found = self._within(budget_bytes, _priced(self._stages, in_flops), ())
+            chains = [span for span in self._spans if isinstance(span, Chained)]  # the first ones
+            priced = _priced([*self._stages, *(chain.stage for chain in chains)], in_flops)
+            spans = map(_with_stage, chains, priced[len(self._stages) :])
+            found = self._within(budget_bytes, priced[: len(self._stages)], list(spans))
             if found is None:
                 continue
             found_flops, found_s = _work(found)
@@ -291,8 +313,8 @@ class Planner:
 
     def _choice_of_fewest_bytes(self) -> list[Chosen]:
         """Return the choice of the smallest peak: what fits the fewest bytes of the stages, or nothing."""
-        smallest = smallest_budget(self._stages, self._host_bytes, self._nests)
-        choices = cheapest(self._stages, smallest, self._host_bytes, self._nests)
+        smallest = smallest_budget(self._stages, self._host_bytes, self._spans)
+        choices = cheapest(self._stages, smallest, self._host_bytes, self._spans)
         if choices is None:  # among states that were left out of many
             return self._untouched()
         return min(self._chosen(choices), self._untouched(), key=self._peak_bytes)
@@ -303,11 +325,18 @@ class Planner:
 
     def _chosen(self, choices: Sequence[Choice]) -> list[Chosen]:
         """Return the options of all calls, each with its effect in its own call."""
-        return [self._chosen_alone(each) if each.group is None else self._grouped(each) for each in choices]
+        return list(map(self._chosen_one, choices))
 
-    def _chosen_alone(self, choice: Choice) -> Chosen:
+    def _chosen_one(self, choice: Choice) -> Chosen:
         start = choice.start
-        return self._decided(start, self._stages[start].options[choice.option].decision)
+        if choice.span is None:
+            return self._decided(start, self._stages[start].options[choice.option].decision)
+        span = self._spans[choice.span]
+        if isinstance(span, Group):
+            return self._grouped(choice, span.options[choice.option])
+        caller = self._chains[choice.span]
+        option = caller.option(span.stage.options[choice.option].decision)
+        return Chosen(start=start, option=option, effect=option.effect, chain=caller.call)
 
     def _decided(self, start: int, decision: Decision) -> Chosen:
         """Return a decision about one stage of the programme, with what follows from it."""
@@ -318,10 +347,9 @@ class Planner:
         """Return the number of the call that stands for a stage of the programme."""
         return start
 
-    def _grouped(self, choice: Choice) -> Chosen:
-        assert choice.group is not None, "it is of a group"
+    def _grouped(self, choice: Choice, option: GroupOption) -> Chosen:
         assert self._groups is not None, "it has found the group"
-        keeps = self._nests[choice.group].options[choice.option].keeps
+        keeps = option.keeps
         members = self._groups.members(choice.start, choice.end - 1)
         effect, shares = group_effect(members, keeps, random_state_bytes=self._random_state_bytes)
         return Chosen(start=choice.start, effect=effect, keeps=keeps, shares=tuple(shares))
@@ -352,6 +380,26 @@ class Planner:
                 )
             )
         return stages
+
+    def _chained(self, chains: Chains) -> Iterator[Span]:
+        """Yield the chains that have options which none of their blocks alone has."""
+        known: dict[object, list[Option]] = {}
+        for chain in chains.all():
+            caller = chain.caller
+            if caller.key not in known:
+                known[caller.key] = [each for each in caller.all() if not each.decision.is_plain]
+            if not known[caller.key]:
+                continue
+            self._chains[len(self._chains)] = caller
+            yield Chained(
+                start=chain.start,
+                end=chain.end,
+                stage=Stage(
+                    options=known[caller.key],
+                    forward_start=int(self._graph.held_bytes[caller.call.start]),
+                    backward_start=int(self._graph.held_bytes[caller.backward_start]),
+                ),
+            )
 
     def _is_repeated(self, call: PlannedCall) -> bool:
         return sum(each.fqn == call.fqn for each in self._calls) > 1
@@ -384,6 +432,10 @@ def _priced(stages: Sequence[Stage], second_in_flops: float) -> list[Stage]:
                 replace(each, cost=cost) for each, cost in zip(stage.options, costs, strict=True)
             ]
     return [replace(stage, options=known[id(stage.options)]) for stage in stages]
+
+
+def _with_stage(chain: Chained, stage: Stage) -> Chained:
+    return replace(chain, stage=stage)
 
 
 def own_hooks(graph: StepGraph) -> dict[str, str]:
@@ -491,6 +543,47 @@ def block_plan(call: PlannedCall, option: Option) -> BlockPlan:
             f"{_on_host(effect)}"
         ),
     )
+
+
+def chained_plans(calls: Sequence[PlannedCall], chain: PlannedCall, option: Option) -> Iterator[BlockPlan]:
+    """Yield the plans of the blocks of a chain, by addresses and with their reason.
+
+    Args:
+        calls: the calls of its blocks, and maybe others behind them.
+        chain: the call that they are together.
+        option: the decision about it.
+    """
+    program, decision, runs = chain.program, option.decision, Counter(option.effect.runs)
+    first = 0
+    for call in calls:
+        last = first + call.program.operators
+        if last > program.operators:
+            return
+        units = [number for number, unit in enumerate(program.units) if first <= unit.operators[0] < last]
+        made = frozenset(storage for unit in units for storage in program.units[unit].makes)
+
+        def values(storages: frozenset[int], first: int = first) -> tuple[Value, ...]:
+            found = (program.values[storage] for storage in sorted(storages))
+            return tuple(each._replace(operator=each.operator - first) for each in found)
+
+        saved, again = made & program.saved, made & program.saved - decision.keep
+        yield BlockPlan(
+            fqn=call.fqn,
+            chain=calls[0].fqn,
+            operators=call.program.operators,
+            keep=values(made & decision.keep),
+            recompute=values(again),
+            again=values(made & decision.again),
+            saved_bytes=sum(program.nbytes[storage] for storage in saved),
+            kept_bytes=sum(program.nbytes[storage] for storage in made & decision.keep),
+            extra_flops=sum(runs[unit] * program.units[unit].flops for unit in units),
+            why=(
+                f"in the chain of {chain.fqn}, whose blocks make again what they hand on; "
+                f"{sum(unit in runs for unit in units)} of {len(units)} operators run again for {len(again)} "
+                f"of {len(saved)} saved values"
+            ),
+        )
+        first = last
 
 
 def grouped_plan(

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from strategies.budget.planning.block_choice import Group, Stage, cheapest, smallest_budget
+from strategies.budget.planning.block_choice import Span, Stage, cheapest, smallest_budget
 from strategies.budget.planning.block_options import CallOptions, Option
 from strategies.budget.planning.planner import Chosen, Planner, own_hooks
 from strategies.budget.planning.simulation import PLAIN, Decision, Effect, joined
@@ -104,10 +104,10 @@ class ScheduledPlanner(Planner):
         return self._firsts[start]
 
     def _within(
-        self, budget_bytes: int, stages: Sequence[Stage], nests: Sequence[Group]
+        self, budget_bytes: int, stages: Sequence[Stage], spans: Sequence[Span]
     ) -> list[Chosen] | None:
         """Return the cheapest choice that keeps the budget, of those that the programme gives."""
-        del nests  # groups run blocks of one call again, and no other call may come in between
+        del spans  # which are of one call of each block, and no other call may come in between
         found = []
         for moment in self._moments:
             beside = self._beside(stages, moment)

@@ -286,7 +286,7 @@ class _Walk:
     """Follows the bytes of one call."""
 
     def __init__(self, schedule: Schedule, random_state_bytes: int, owned: frozenset[int] | None) -> None:
-        self.effect = effect = Effect()
+        self.effect = effect = Effect(gains=Counter(dict(schedule.call.gains)))
         self._schedule, self._call, self._program = schedule, schedule.call, schedule.call.program
         self._sizes, self._random_state_bytes = self._program.sizes, random_state_bytes
         self._deaths = self._call.all_deaths

@@ -81,6 +81,7 @@ CONTRADICTORY: dict[str, tuple[dict[str, Any], str]] = {
         "operators of a caller before its own",
     ),
     "a group of nobody": (changed({"group": "layers.7"}), "begins with 'layers.7'"),
+    "a chain of nobody": (changed({"chain": "layers.7"}), "the chain of 'layers.0' begins with 'layers.7'"),
     "nowhere to wait": (changed(host_budget_bytes=0), "'layers.0' offloads, and host_budget_bytes is 0"),
     "plain in words": (changed({"plain": "yes"}), "plain is true or false"),
     "an operator that is not there": (changed({"recompute": [[9, 0, "a"]]}), "recompute names a.0 (9)"),

@@ -1,4 +1,4 @@
-"""What a group does where a forward is not the planned one, and where several forwards wait for backward."""
+"""What groups and chains do where a forward is not the planned one, and where several wait for backward."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from strategies import StrategyError
 from strategies.budget.eager.carrying_out import enclose
+from strategies.budget.plan import Plan
 from strategies.regions.blocks import ModelModules
 from strategies.step.plan_capture import capture
 from strategies.step.step_graph import StepGraph
 from tests.rank_pool import RankPool
+from tests.strategies.budget.planning.chaining_by_hand import in_chains
 from tests.strategies.budget.planning.grouping_by_hand import grouped, groups_of
 from tests.strategies.budget.small_steps import WIDTH, Gated, measured_peak_bytes, step_of
 from tests.strategies.step.test_plan_capture import captured
@@ -23,9 +25,15 @@ from tests.strategies.step.test_plan_capture import captured
 X = torch.randn(2, 8, WIDTH)
 
 
-def model_in_group() -> Gated:
+TOGETHER: dict[str, Callable[[StepGraph], Plan]] = {
+    "group": lambda graph: grouped(graph, [(0, 3)], 0.2),
+    "chain": lambda graph: in_chains(graph, [(0, 4)], 0.2, seed=1),
+}
+
+
+def model_in(how: str) -> Gated:
     planned = Gated(0.1)
-    enclose(grouped(captured(Gated(0.1), X), [(0, 3)], 0.2), ModelModules(blocks=planned.blocks))
+    enclose(TOGETHER[how](captured(Gated(0.1), X)), ModelModules(blocks=planned.blocks))
     return planned
 
 
@@ -89,16 +97,19 @@ def gradient_of_the_input(model: Gated) -> Iterator[Tensor]:
         gradient_of_the_input,
     ],
 )
-def test_results_and_gradients_are_those_of_the_plain_model(run: Callable[[Gated], Iterator[Tensor]]) -> None:
-    expected, found = steps_of(Gated(0.1), run), steps_of(model_in_group(), run)
+@pytest.mark.parametrize("how", TOGETHER)
+def test_results_and_gradients_are_those_of_the_plain_model(
+    how: str, run: Callable[[Gated], Iterator[Tensor]]
+) -> None:
+    expected, found = steps_of(Gated(0.1), run), steps_of(model_in(how), run)
     assert len(expected) == len(found)
     assert all(map(torch.equal, expected, found))
 
 
-def test_under_autocast_the_operators_of_forward_run_again() -> None:
+@pytest.mark.parametrize("how", TOGETHER)
+def test_under_autocast_the_operators_of_forward_run_again(how: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
-        planned = Gated(0.1)
-        enclose(grouped(captured(Gated(0.1), X), [(0, 3)], 0.2), ModelModules(blocks=planned.blocks))
+        planned = model_in(how)
 
     def run(model: Gated) -> Iterator[Tensor]:
         with torch.autocast("cpu", torch.bfloat16):
@@ -122,14 +133,27 @@ class Writing(nn.Module):
         return outputs
 
 
-def test_a_write_between_blocks_is_refused() -> None:
-    problem = r"^ac: the input of 'layers\.1' was written to in place after the block before had made it"
+@pytest.mark.parametrize(
+    ("how", "problem"),
+    [
+        (
+            "group",
+            r"^ac: the input of 'layers\.1' was written to in place after the block before had made it",
+        ),
+        (
+            "chain",
+            r"^ac: an input of 'layers\.0 to layers\.3' was written to in place after its plan had seen",
+        ),
+    ],
+)
+def test_a_write_between_blocks_is_refused(how: str, problem: str) -> None:
     with pytest.raises(StrategyError, match=problem):
-        Writing(model_in_group())(X)
+        Writing(model_in(how))(X)
 
 
-def test_a_weight_that_changed_since_forward_is_refused() -> None:
-    model = model_in_group()
+@pytest.mark.parametrize("how", TOGETHER)
+def test_a_weight_that_changed_since_forward_is_refused(how: str) -> None:
+    model = model_in(how)
     loss = model(X).sum()
     with torch.no_grad():
         model.get_parameter("layers.0.norms.0.weight").mul_(2)
@@ -158,7 +182,7 @@ def step_on_ranks(model: Gated, whole: nn.Module, x: Tensor) -> StepGraph:
     )
 
 
-def neutral_on_ranks(rank: int, kind: str) -> bool:
+def neutral_on_ranks(rank: int, kind: str, how: str) -> bool:
     """Return whether steps with a plan are the plain ones; one for DDP needs the predicted bytes."""
     torch.manual_seed(rank)
     x = torch.randn(2, 8, WIDTH)
@@ -166,7 +190,7 @@ def neutral_on_ranks(rank: int, kind: str) -> bool:
     blocks = planned.blocks
     models = [wrapped(model, kind) for model in (plain, planned)]
     graph = step_on_ranks(plain, models[0], x) if kind == "ddp" else captured(Gated(0.1), x)
-    plan = grouped(graph, [(0, 3)], 0.2)
+    plan = TOGETHER[how](graph)
     enclose(plan, ModelModules(blocks=blocks))
     found = []
     for model in models:
@@ -189,15 +213,16 @@ def groups_when_sharded(_rank: int, kind: str) -> list[tuple[int, int]]:
     return [(start, end) for start, end, _ in groups_of(graph).all()]
 
 
+@pytest.mark.parametrize("how", TOGETHER)
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_groups_are_neutral_on_two_ranks(pool2: RankPool, kind: str) -> None:
-    assert pool2.run(neutral_on_ranks, kind) == [True, True]
+def test_steps_are_neutral_on_two_ranks(pool2: RankPool, kind: str, how: str) -> None:
+    assert pool2.run(neutral_on_ranks, kind, how) == [True, True]
 
 
 def test_parameters_that_nothing_gathers_are_refused(pool2: RankPool) -> None:
     problem = r"^ac: the plan of 'layers\.0' was made for parameter norms\.0\.weight of \(16,\) float32"
     with pytest.raises(StrategyError, match=problem):
-        pool2.run(neutral_on_ranks, "fsdp1")
+        pool2.run(neutral_on_ranks, "fsdp1", "group")
 
 
 def test_a_plan_has_no_groups_where_parameters_are_taken_away(pool2: RankPool) -> None:

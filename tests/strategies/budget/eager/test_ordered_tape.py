@@ -196,7 +196,7 @@ def test_compiled_code_inside_is_followed_with_its_graph_breaks(monkeypatch: pyt
     for in_order in (False, True, True):
         with ends(monkeypatch) as found:
             require_neutral(plain, made, X)
-        assert found == [in_order, in_order]
+        assert set(found) == {in_order}  # a plan may follow both blocks by one tape
 
 
 @pytest.mark.parametrize("is_group", [False, True], ids=["blocks alone", "a group"])

@@ -32,8 +32,9 @@ def written(values: int, *, seed: int, writes: bool = False) -> StepGraph:
     """Return a forward in two blocks, each operator of which reads older values, and a backward.
 
     The nodes of backward ask for one or two values each, and hold them for a while. Gradients come and go.
+    What both blocks ask for, the captured step holds.
     """
-    chance = random.Random(seed)
+    chance, which = random.Random(seed), random.Random(seed)
     operators: list[StepOperator] = []
     calls = [BlockCall(fqn="a", start=0, end=values), BlockCall(fqn="b", start=values, end=2 * values)]
     deaths = dict.fromkeys(range(values), 0)
@@ -66,18 +67,27 @@ def written(values: int, *, seed: int, writes: bool = False) -> StepGraph:
     for value in reversed(range(values)):
         for asked in {value, chance.randrange(values)} if chance.random() < 0.8 else set[int]():
             until = moment + chance.choice([1, 1, 2, 3])
-            calls[int(asked >= values // 2)].redemptions.append(
+            maker = calls[int(asked >= values // 2)]
+            asks = which.choice(calls)
+            (asks.redemptions if asks is maker else asks.shared).append(
                 Redemption(storage=asked, moment=moment, until=until, released=until, node="")
             )
             moment += chance.choice([0, 1])
         moment += chance.choice([1, 2])
-    held = [chance.choice([0, 0, 1, 3]) for _ in range(moment + 5)]
+    held = np.array([chance.choice([0, 0, 1, 3]) for _ in range(moment + 5)], dtype=np.int64)
+    nbytes = {value: chance.choice([1, 2, 3, 4]) for value in range(values)}
+    unshared = {each.storage: deaths[each.storage] for call in calls for each in call.shared}
+    for each in (each for call in calls for each in call.shared):
+        if each.until > deaths[each.storage]:
+            held[deaths[each.storage] + 1 : each.until + 1] += nbytes[each.storage]
+            deaths[each.storage] = each.until
     return StepGraph(
         operators=operators,
         calls=calls,
-        nbytes={value: chance.choice([1, 2, 3, 4]) for value in range(values)},
+        nbytes=nbytes,
         deaths=deaths,
-        held_bytes=np.array(held, dtype=np.int64),
+        held_bytes=held,
+        unshared=unshared,
         gradients=frozenset(),
         fixed_bytes=0,
         device="cpu",
@@ -94,11 +104,19 @@ class Schedules:
         self.graph = graph
         self.forward = [graph.operators[index] for call in graph.calls for index in call.operators]
         self.bit = {s: 1 << place for place, s in enumerate(s for each in self.forward for s in each.makes)}
-        self.asked = [each for call in graph.calls for each in call.redemptions if each.storage in self.bit]
+        every = (each for call in graph.calls for each in (*call.redemptions, *call.shared))
+        self.asked = [each for each in every if each.storage in self.bit]
         self.start = max(call.end for call in graph.calls)
         self.last = max((each.moment for each in self.asked), default=self.start)
         moments = range(self.last + 2)
-        self.natural = [self._mask(s for s in self.bit if at <= graph.deaths[s]) for at in moments]
+        own = {
+            s: graph.unshared.get(s, graph.deaths[s]) for s in self.bit
+        }  # as long as it lives without a request
+        self.natural = [self._mask(s for s in self.bit if at <= own[s]) for at in moments]
+        self.held = [
+            held - sum(graph.nbytes[s] for s, last in own.items() if last < at <= graph.deaths[s])
+            for at, held in enumerate(map(int, graph.held_bytes))
+        ]
         self.forced = [
             self._mask(each.storage for each in self.asked if each.moment < at <= each.until)
             for at in moments
@@ -110,8 +128,9 @@ class Schedules:
     def nbytes(self, moment: int, live: int) -> int:
         """Return the bytes at a moment with the values of a mask."""
         there = (live | self.forced[moment]) & ~self.natural[moment]
-        held = int(self.graph.held_bytes[moment])
-        return held + sum(self.graph.nbytes[storage] for storage, bit in self.bit.items() if there & bit)
+        return self.held[moment] + sum(
+            self.graph.nbytes[storage] for storage, bit in self.bit.items() if there & bit
+        )
 
     def runs(self, moment: int, live: int) -> Iterator[tuple[int, int]]:
         """Yield the cost of each operator that can run, with the values after it; writers run with makers."""
@@ -130,15 +149,12 @@ class Schedules:
 
     def best(self, budget: int) -> float:
         """Return the fewest FLOPs run again; endless where no schedule keeps the budget."""
-        held = self.graph.held_bytes[self.last + 1 :]
+        held = self.held[self.last + 1 :]
         until = max((each.until for each in self.asked), default=0)
         ends = range(self.last + 1, until + 1)
         outlive = [self._mask(e.storage for e in self.asked if e.moment < at <= e.until) for at in ends]
         sums = [sum(self.graph.nbytes[s] for s, bit in self.bit.items() if mask & bit) for mask in outlive]
-        if (
-            max([*held, *(self.graph.held_bytes[at] + more for at, more in zip(ends, sums, strict=True))])
-            > budget
-        ):
+        if max([*held, *(self.held[at] + more for at, more in zip(ends, sums, strict=True))]) > budget:
             return np.inf
         order = count()
         first = (self.start, sum(self.bit.values()))

@@ -1,0 +1,95 @@
+"""Chains: which blocks may be one, what one holds that is left plain, and plans that no chain alone beats."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from strategies.budget.planning.block_options import CallOptions
+from strategies.budget.planning.block_program import PlannedCall, planned_call
+from strategies.budget.planning.chains import Chains, chained_call
+from strategies.budget.planning.planner import Planner
+from strategies.budget.planning.simulation import PLAIN, Decision, effect_of, peak_bytes
+from strategies.step.step_graph import StepGraph
+from tests.strategies.budget.planning.test_enumeration import Blocks, Residual, columns, linear
+from tests.strategies.budget.small_steps import Gated
+from tests.strategies.step.test_plan_capture import captured
+
+ROWS = 256
+
+
+def handing_on_what_is_free() -> list[nn.Module]:
+    return [Residual(nn.Sequential(linear(16, 16), nn.GELU())) for _ in range(3)]
+
+
+def handing_on_what_is_saved() -> list[nn.Module]:
+    return [nn.Sequential(linear(a, b), nn.Tanh()) for a, b in ((16, 32), (32, 64), (64, 128))]
+
+
+class Between(Blocks):
+    """Writes to what blocks hand on."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.layers:
+            x = block(x).mul_(2)
+        return x
+
+
+def graph_of(blocks: list[nn.Module], kind: type[Blocks] = Blocks) -> StepGraph:
+    return captured(kind(blocks), torch.randn(ROWS, 16))
+
+
+def chains_of(graph: StepGraph) -> list[tuple[int, int]]:
+    def caller_of(call: PlannedCall, known: Sequence[Decision] = ()) -> CallOptions:
+        return CallOptions(graph, call, lambda effect: effect.flops, random_state_bytes=0, known=known)
+
+    callers = [caller_of(planned_call(graph, call)) for call in graph.calls]
+    options = [[caller.option(PLAIN)] for caller in callers]
+    return [(each.start, each.end) for each in Chains(graph, callers, options, caller_of).all()]
+
+
+@pytest.mark.parametrize(
+    ("graph", "found"),
+    [
+        pytest.param(lambda: graph_of(handing_on_what_is_free()), [(0, 3), (0, 2)], id="free"),
+        pytest.param(lambda: graph_of(handing_on_what_is_saved()), [(0, 3), (0, 2)], id="saved"),
+        pytest.param(lambda: captured(Gated(), torch.randn(2, 8, 16)), [], id="dearer than all of a block"),
+        pytest.param(lambda: graph_of(handing_on_what_is_free(), Between), [], id="written to between"),
+    ],
+)
+def test_blocks_are_a_chain_where_it_gains_something(
+    graph: Callable[[], StepGraph], found: list[tuple[int, int]]
+) -> None:
+    assert chains_of(graph()) == found
+
+
+@pytest.mark.parametrize("blocks", [handing_on_what_is_free, handing_on_what_is_saved])
+@pytest.mark.parametrize("span", [(0, 2), (1, 3), (0, 3)])
+def test_a_plain_chain_holds_what_its_blocks_hold_alone(
+    blocks: Callable[[], list[nn.Module]], span: tuple[int, int]
+) -> None:
+    graph = graph_of(blocks())
+    alone = Counter[int]()
+    for call in graph.calls[slice(*span)]:
+        alone.update(effect_of(planned_call(graph, call), PLAIN, random_state_bytes=0).gains)
+    chain = effect_of(chained_call(graph, *span), PLAIN, random_state_bytes=0).gains
+    assert +chain == +alone
+    assert -chain == -alone
+
+
+@pytest.mark.parametrize("blocks", [handing_on_what_is_free, handing_on_what_is_saved])
+def test_no_decision_about_all_blocks_as_one_is_cheaper(blocks: Callable[[], list[nn.Module]]) -> None:
+    graph = graph_of(blocks())
+    effects = columns(chained_call(graph, 0, len(graph.calls)))
+    known = [(peak_bytes(graph, [effect]), effect.flops) for effect in effects]
+    planner = Planner(graph)
+    smallest, plain = planner.minimum_feasible_bytes, planner.plain_peak_bytes
+    assert smallest <= min(peak for peak, _ in known)
+    for share in (0.0, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95):
+        budget = int(smallest + share * (plain - smallest))
+        cheapest = min((flops for peak, flops in known if peak <= budget), default=None)
+        assert cheapest is None or planner.plan(budget).extra_flops <= cheapest, share
