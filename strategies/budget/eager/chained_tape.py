@@ -32,12 +32,13 @@ def chained(plans: Sequence[BlockPlan]) -> BlockPlan:
         pairs = zip(begins, plans, strict=True)
         return tuple(v._replace(operator=v.operator + at) for at, each in pairs for v in getattr(each, fate))
 
+    fates: dict[str, Any] = {fate: values(fate) for fate in FATES}
     return replace(
         first,
         fqn=f"{first.fqn} to {last.fqn}",
         modules=tuple(each.fqn for each in plans),
         operators=sum(each.operators for each in plans),
-        **{fate: values(fate) for fate in FATES},
+        **fates,
     )
 
 

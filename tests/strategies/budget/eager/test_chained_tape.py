@@ -57,8 +57,8 @@ class Mixed(WithBlocks):
         self.layers = nn.ModuleList(blocks)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.embedding(x)
-        second = None
+        y: Tensor = self.embedding(x)
+        second = y
         for number, block in enumerate(self.layers):
             y = block(y if number != 5 else y + 2 * second)
             second = y if number == 1 else second
@@ -90,4 +90,4 @@ def test_bytes_and_work_are_the_predicted_ones(spans: list[tuple[int, int]], sha
 def flops_of(model: Mixed) -> int:
     with FlopCounterMode(display=False) as counter:
         step_of(model, X)()
-    return counter.get_total_flops()
+    return int(counter.get_total_flops())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -48,7 +49,11 @@ def in_chains(graph: StepGraph, spans: Sequence[tuple[int, int]], share: float, 
         plans = chained_plans(calls[start:], caller.call, option)
         for number, plan in enumerate(plans, start):
             call = graph.calls[number]
-            fields = {"sizes": call.sizes, "caller": call.caller, "caller_sizes": call.caller_sizes}
+            fields: dict[str, Any] = {
+                "sizes": call.sizes,
+                "caller": call.caller,
+                "caller_sizes": call.caller_sizes,
+            }
             blocks[plan.fqn] = replace(plan, before=call.before, **fields)
             effects.pop(number)
         effects[start] = option.effect
