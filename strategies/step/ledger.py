@@ -89,6 +89,12 @@ class Ledger:
             self.changes.append(SizeChange(number, nbytes - life.nbytes, phase, module))
             life.nbytes = nbytes
 
+    def mark_time(self, number: int) -> int:
+        """Enter a moment of a storage at which no size changes; return it: what follows is later."""
+        life = self.lives[number]
+        self.changes.append(SizeChange(number, 0, life.phase, life.module))
+        return self.moment - 1
+
     @property
     def moment(self) -> int:
         """The number of changes so far."""

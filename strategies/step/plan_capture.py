@@ -440,7 +440,8 @@ class _Watch(StepRecorder):
         return unpack
 
     def _release(self, saving: _Saving, _: weakref.ref[Any]) -> None:
-        saving.released = self.ledger.moment
+        """Note that the graph has let go of a saved value, before whatever is asked for next."""
+        saving.released = self.ledger.mark_time(saving.storage)
 
     def _is_noted(self, storage: int, call: int) -> bool:
         """Say whether a plan may decide about a storage that a call saves, in that call or in a chain."""
@@ -479,6 +480,8 @@ class _Watch(StepRecorder):
         largest: dict[int, int] = {}
         running, gathered = dict.fromkeys(range(len(lives)), 0), set()
         for moment, (life, delta) in enumerate(changes):
+            if not delta:
+                continue
             if not running[life] and life in largest:
                 gathered.add(life)
             running[life] += delta

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from strategies.budget.eager.block_tape import BlockTape, Fates
-from strategies.budget.eager.contents import needed_operators
+from strategies.budget.eager.contents import needed_operators, reads_freed
 from strategies.budget.eager.group_tape import gathered
 from strategies.budget.eager.slice_ticket import SliceTicket
 from strategies.budget.plan import FATES, BlockPlan, Value
 from strategies.regions.host_copies import HostLedger
+from strategies.regions.saved_tensors import Packed
 from strategies.step.late_value import given
 
 
@@ -70,6 +71,10 @@ class ChainedTape(BlockTape):
         redeem = partial(self._redeem, ticket)
         return given(redeem, ticket.layout, ticket.device) if ticket.is_late else redeem()
 
+    def _redeemer(self, ticket: SliceTicket) -> Packed:
+        """Return what redeems a ticket; of units, those of a block whose weights are freed are gathered."""
+        return partial(self._give, ticket)
+
     def _redeem(self, ticket: SliceTicket) -> Tensor:
         with ExitStack() as units:
             for module in self._sharded(ticket):
@@ -77,9 +82,10 @@ class ChainedTape(BlockTape):
             return ticket.redeem()
 
     def _sharded(self, ticket: SliceTicket) -> list[nn.Module]:
-        """Return the blocks with operators that a ticket needs, and with parameters that FSDP2 takes away."""
+        """Return the blocks whose operators a ticket needs, where one would read weights that FSDP2 has freed."""
         modules = [(begin, module) for begin, each in self._parts if (module := each()) is not None]
-        if ticket.content is None or not any(_is_sharded(module) for _, module in modules):
+        has_units = any(_is_sharded(module) for _, module in modules)
+        if not has_units or ticket.content is None or not reads_freed(ticket.content):
             return []
         numbers = needed_operators([ticket.content])
         owners = {

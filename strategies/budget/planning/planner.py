@@ -50,6 +50,9 @@ _WORTH = 0.01
 """Share of a step's time that it has to spare."""
 
 _ATTEMPTS = 6
+_MOST_CHAINS = 24
+"""Chains that are not equal to another one and are searched for options."""
+
 _MOST_NAMED = 4
 """Blocks of one kind that a message names."""
 
@@ -387,6 +390,8 @@ class Planner:
         for chain in chains.all():
             caller = chain.caller
             if caller.key not in known:
+                if len(known) == _MOST_CHAINS:
+                    continue
                 known[caller.key] = [each for each in caller.all() if not each.decision.is_plain]
             if not known[caller.key]:
                 continue
