@@ -82,7 +82,7 @@ class ChainedTape(BlockTape):
             return ticket.redeem()
 
     def _sharded(self, ticket: SliceTicket) -> list[nn.Module]:
-        """Return the blocks whose operators a ticket needs, where one would read weights that FSDP2 has freed."""
+        """Return the blocks whose operators a ticket needs, where one reads weights that FSDP2 has freed."""
         modules = [(begin, module) for begin, each in self._parts if (module := each()) is not None]
         has_units = any(_is_sharded(module) for _, module in modules)
         if not has_units or ticket.content is None or not reads_freed(ticket.content):

@@ -60,7 +60,7 @@ class Mixed(WithBlocks):
         y: Tensor = self.embedding(x)
         second = y
         for number, block in enumerate(self.layers):
-            y = block(y if number != 5 else y + 2 * second)
+            y = block(y if number != 5 else y + second)
             second = y if number == 1 else second
         return y
 

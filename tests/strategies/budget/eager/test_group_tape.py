@@ -156,7 +156,7 @@ def test_a_weight_that_changed_since_forward_is_refused(how: str) -> None:
     model = model_in(how)
     loss = model(X).sum()
     with torch.no_grad():
-        model.get_parameter("layers.0.norms.0.weight").mul_(2)
+        model.get_parameter("layers.1.norms.0.weight").mul_(2)
     with pytest.raises(StrategyError, match=r"changed in place after forward"):
         loss.backward()
 
