@@ -218,6 +218,10 @@ class BlockTape(OrderedMode):
         del module
         self._begin = self._count
 
+    def gatherable(self) -> Sequence[FSDPModule]:
+        """Return the units of FSDP2 whose freed weights operators may read that run again."""
+        return self.units
+
     def begin_before(self) -> None:
         """Follow the operators before the block, until `reach` ends it."""
         self._is_before = True
@@ -354,7 +358,7 @@ class BlockTape(OrderedMode):
 
     def _redeemer(self, ticket: SliceTicket) -> Packed:
         """Return what redeems a ticket."""
-        if self.units:
+        if self.gatherable():
             ticket.before = partial(self._gather, weakref.ref(ticket), ticket.before)
         return partial(self._give, ticket) if self.waits else ticket
 
@@ -381,7 +385,7 @@ class BlockTape(OrderedMode):
         if not freed:
             return None
         with self._pause:
-            return gather(with_weights_in(freed, self.units))
+            return gather(with_weights_in(freed, self.gatherable()))
 
     def finish(self) -> None:
         """Let go of everything but what tickets need.

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from strategies.budget.eager.block_tape import BlockTape, Fates
-from strategies.budget.eager.contents import needed_operators, reads_freed
-from strategies.budget.eager.group_tape import gathered
-from strategies.budget.eager.slice_ticket import SliceTicket
 from strategies.budget.plan import FATES, BlockPlan, Value
 from strategies.regions.host_copies import HostLedger
-from strategies.regions.saved_tensors import Packed
-from strategies.step.late_value import given
+from strategies.regions.inner_units import units_of
 
 
 def chained(plans: Sequence[BlockPlan]) -> BlockPlan:
@@ -48,12 +41,16 @@ class ChainedTape(BlockTape):
 
     def __init__(self, fates: Fates, ledger: HostLedger, region: Any, *, is_exact: bool) -> None:
         super().__init__(fates, ledger, region, is_exact=is_exact)
-        self._parts: list[tuple[int, weakref.ref[nn.Module]]] = []
+        self._units: list[FSDPModule] = []
 
     def follows(self, module: nn.Module) -> None:
         """Take note that the operators from now on are those of a block of the chain."""
         super().follows(module)
-        self._parts.append((self._begin, weakref.ref(module)))
+        self._units += units_of(module)
+
+    def gatherable(self) -> Sequence[FSDPModule]:
+        """Return the units of all blocks so far: operators of one make what another asks for."""
+        return self._units
 
     def pause(self, results: Iterable[Tensor], end_early: Callable[[], None]) -> None:
         """Wait for the next block, without what nobody needs of what was read from outside."""
@@ -64,35 +61,3 @@ class ChainedTape(BlockTape):
             if home.address is None and not home.is_read():
                 del self._homes[key]
         super().pause(results, end_early)
-
-    def _give(self, ticket: SliceTicket) -> Tensor:
-        if self._end_early is not None:
-            self._end_early()
-        redeem = partial(self._redeem, ticket)
-        return given(redeem, ticket.layout, ticket.device) if ticket.is_late else redeem()
-
-    def _redeemer(self, ticket: SliceTicket) -> Packed:
-        """Return what redeems a ticket; of units, those of a block whose weights are freed are gathered."""
-        return partial(self._give, ticket)
-
-    def _redeem(self, ticket: SliceTicket) -> Tensor:
-        with ExitStack() as units:
-            for module in self._sharded(ticket):
-                units.enter_context(gathered(module))
-            return ticket.redeem()
-
-    def _sharded(self, ticket: SliceTicket) -> list[nn.Module]:
-        """Return the blocks whose operators a ticket needs, where one reads weights that FSDP2 has freed."""
-        modules = [(begin, module) for begin, each in self._parts if (module := each()) is not None]
-        has_units = any(_is_sharded(module) for _, module in modules)
-        if not has_units or ticket.content is None or not reads_freed(ticket.content):
-            return []
-        numbers = needed_operators([ticket.content])
-        owners = {
-            max(begin for begin, _ in modules if begin <= max(number, modules[0][0])) for number in numbers
-        }
-        return [module for begin, module in modules if begin in owners and _is_sharded(module)]
-
-
-def _is_sharded(module: nn.Module) -> bool:
-    return any(isinstance(each, FSDPModule) for each in module.modules())

@@ -109,7 +109,7 @@ class SecondForward:
         self.has_run = True
         with recomputing():
             for member in self.members:
-                with gathered(member.module()), below_autograd():
+                with _gathered(member.module()), below_autograd():
                     _run_again(member)
         self.members = []
 
@@ -293,7 +293,7 @@ def _refuse_emptied(content: Content, reader: TapedOperator) -> None:
 
 
 @contextmanager
-def gathered(module: nn.Module | None) -> Iterator[None]:
+def _gathered(module: nn.Module | None) -> Iterator[None]:
     """Gather the parameters of a block that FSDP2 has sharded after its forward, and shard them again."""
     give_back = gather(() if module is None else units_of(module))
     try:
