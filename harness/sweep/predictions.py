@@ -138,9 +138,10 @@ def _bound_by(
     """
     if hardware is None or experiment.mesh.pp > 1:
         return None
+    first, *others = (each.trace for each in prediction.steps_of(experiment, FOLLOWED, batch_sizes))
     seconds = step_time.timed_on(hardware)
-    traces = [each.trace for each in prediction.steps_of(experiment, FOLLOWED, batch_sizes)]
-    return step_time.bound_by(max(traces, key=lambda trace: seconds(trace).step_s), hardware)
+    slowest = max(first, *others, key=lambda trace: seconds(trace).step_s) if others else first
+    return step_time.bound_by(slowest, hardware)
 
 
 def highest_of_ranks(experiment: Experiment) -> MemoryNumbers:

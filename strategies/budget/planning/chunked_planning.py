@@ -91,7 +91,11 @@ class ChunkedPlanner:
         )
 
     def _work_of_loops(self, way: Way) -> tuple[int, float]:
-        return way.planner.step_flops - self._plain.step_flops, way.planner.step_s - self._plain.step_s
+        """Return the work of loops beyond the plain step's; loops leave out rows that nobody reads."""
+        return (
+            max(0, way.planner.step_flops - self._plain.step_flops),
+            max(0.0, way.planner.step_s - self._plain.step_s),
+        )
 
     def _cost(self, plan: Plan) -> float:
         return cost(plan.extra_flops, plan.extra_s, self._plain.step_flops, self._objective)
