@@ -171,8 +171,15 @@ def test_a_budget_that_needs_nothing_has_no_chunks(tmp_path: Path) -> None:
     assert seen.differs == []
 
 
-@pytest.mark.parametrize("fraction", [0.5, 0.35])
-def test_a_budget_that_only_chunks_keep(tmp_path: Path, fraction: float) -> None:
+@pytest.mark.parametrize(
+    ("fraction", "costs"),
+    [
+        pytest.param(0.5, False, id="0.5"),
+        pytest.param(0.35, False, id="0.35"),  # the gradients of the head are made in forward
+        pytest.param(0.305, True, id="0.305"),
+    ],
+)
+def test_a_budget_that_only_chunks_keep(tmp_path: Path, fraction: float, costs: bool) -> None:
     seen = found(0, planned_for(fraction, tmp_path / PLAN_FILE), tmp_path / PLAN_FILE)
     assert seen.is_exact
     assert seen.differs == []
@@ -181,7 +188,9 @@ def test_a_budget_that_only_chunks_keep(tmp_path: Path, fraction: float) -> None
     chunk = seen.observation.plan["chunk"]
     assert chunk["why"].startswith("without chunks the smallest peak is ")
     assert seen.observation.chunks == sum(region["chunks"] for region in chunk["regions"]) > 0
-    assert 0 <= seen.plan["lower_bound_extra_flops"] <= seen.plan["extra_flops"]
+    bound, extra = seen.plan["lower_bound_autograd_flops"], seen.plan["extra_flops"]
+    assert 0 <= seen.plan["lower_bound_extra_flops"] <= bound <= extra
+    assert (bound > 0, extra > 0) == (costs, costs)
 
 
 def test_a_budget_below_the_smallest_peak_of_all_chunks(tmp_path: Path) -> None:
