@@ -7,17 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from strategies.budget.plan import BlockPlan, Plan
 from strategies.budget.planning.block_options import CallOptions
 from strategies.budget.planning.block_program import BlockProgram, planned_call
 from strategies.budget.planning.chains import chained_call
 from strategies.budget.planning.planner import chained_plans
-from strategies.budget.planning.simulation import PLAIN, Decision, Effect, peak_bytes
+from strategies.budget.planning.simulation import PLAIN, Decision, Effect
 from strategies.step.step_graph import StepGraph
-
-RANDOM_STATE_BYTES = 5056
+from tests.strategies.budget.planning.grouping_by_hand import RANDOM_STATE_BYTES, plan_by_hand
 
 
 def drawn(program: BlockProgram, share: float, chance: random.Random) -> Decision:
@@ -57,21 +54,7 @@ def in_chains(graph: StepGraph, spans: Sequence[tuple[int, int]], share: float, 
             blocks[plan.fqn] = replace(plan, before=call.before, **fields)
             effects.pop(number)
         effects[start] = option.effect
-    peak = peak_bytes(graph, list(effects.values()))
-    return Plan(
-        budget_bytes=peak,
-        predicted_peak_bytes=peak,
-        plain_peak_bytes=peak,
-        minimum_feasible_bytes=peak,
-        proven_minimum_bytes=0,
-        step_flops=graph.flops,
-        extra_flops=sum(effect.flops for effect in effects.values()),
-        lower_bound_extra_flops=0,
-        lower_bound_autograd_flops=0,
-        model={},
-        versions={"torch": torch.__version__},
-        blocks=tuple(blocks.values()),
-    )
+    return plan_by_hand(graph, effects, blocks)
 
 
 def _caller(graph: StepGraph, start: int, end: int) -> CallOptions:
