@@ -24,7 +24,6 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
-from torch.utils.flop_counter import flop_registry
 
 from bench.output import parser, publish
 from bench.table import table_of
@@ -35,6 +34,7 @@ from strategies.ac.offload import Offload
 from strategies.ac.selective_layer import SelectiveLayer
 from strategies.ac.selective_op import SelectiveOp
 from strategies.base import Strategy
+from strategies.estimate.flops import flops_of
 from strategies.estimate.liveness import key_of
 
 Variant: TypeAlias = Callable[[nn.Module], nn.Module]
@@ -136,8 +136,7 @@ class Watch(TorchDispatchMode):
     ) -> Any:
         """Run an operator."""
         out = func(*args, **(kwargs or {}))
-        if func.overloadpacket in flop_registry:
-            self.flops += flop_registry[func.overloadpacket](*args, **(kwargs or {}), out_val=out)
+        self.flops += flops_of(func, args, kwargs or {}, out)
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor) and key_of(tensor) not in self._known:
                 storage = tensor.untyped_storage()

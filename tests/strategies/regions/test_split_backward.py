@@ -182,26 +182,26 @@ def test_parts_of_a_backward_share_recomputations(edge: str, make: Callable[...,
 
 
 @pytest.mark.parametrize(
-    ("way", "is_split", "forwards", "flops_ratio", "between_bytes", "peak_bytes"),
+    ("way", "is_split", "forwards", "again", "between_bytes", "peak_bytes"),
     [
-        pytest.param("none", True, (0, 0), (26, 26), 2_299_904, 2_365_440, id="nothing recomputed"),
-        pytest.param("full, torch", True, (1, 9), (126, 26), 917_504, 9_707_520, id="by torch"),
-        pytest.param("full, hold", True, (1, 0), (36, 26), 1_441_792, 1_590_784, id="once"),
-        pytest.param("full, again", True, (1, 1), (46, 26), 917_504, 1_264_640, id="once for each part"),
-        pytest.param("selective_op, hold", True, (1, 0), (26, 26), 1_507_328, 1_656_320, id="kept"),
-        pytest.param("nested, hold", True, (1.5, 0), (42.5, 26), 1_409_024, 1_558_016, id="nested"),
-        pytest.param("nested, again", True, (1.5, 1.5), (59, 26), 884_736, 1_973_760, id="nested, twice"),
-        pytest.param("offload", True, (0, 0), (26, 26), 2_332_672, 2_631_680, id="offloaded"),
-        pytest.param("full, torch", False, (1, 0), (36, 26), 0, 1_166_336, id="one backward, by torch"),
-        pytest.param("full, hold", False, (1, 0), (36, 26), 0, 1_166_336, id="one backward"),
-        pytest.param("full, again", False, (1, 0), (36, 26), 0, 1_166_336, id="one backward, again"),
+        pytest.param("none", True, (0, 0), (0, 0), 2_299_904, 2_365_440, id="nothing recomputed"),
+        pytest.param("full, torch", True, (1, 9), (100, 10), 917_504, 9_707_520, id="by torch"),
+        pytest.param("full, hold", True, (1, 0), (10, 1), 1_441_792, 1_590_784, id="once"),
+        pytest.param("full, again", True, (1, 1), (20, 2), 917_504, 1_264_640, id="once for each part"),
+        pytest.param("selective_op, hold", True, (1, 0), (0, 0), 1_507_328, 1_656_320, id="kept"),
+        pytest.param("nested, hold", True, (1.5, 0), (16.5, 1.5), 1_409_024, 1_558_016, id="nested"),
+        pytest.param("nested, again", True, (1.5, 1.5), (33, 3), 884_736, 1_973_760, id="nested, twice"),
+        pytest.param("offload", True, (0, 0), (0, 0), 2_332_672, 2_631_680, id="offloaded"),
+        pytest.param("full, torch", False, (1, 0), (10, 1), 0, 1_166_336, id="one backward, by torch"),
+        pytest.param("full, hold", False, (1, 0), (10, 1), 0, 1_166_336, id="one backward"),
+        pytest.param("full, again", False, (1, 0), (10, 1), 0, 1_166_336, id="one backward, again"),
     ],
 )
 def test_exact_cost_of_a_stage(
     way: str,
     is_split: bool,
     forwards: tuple[float, float],
-    flops_ratio: tuple[float, int],
+    again: tuple[float, float],
     between_bytes: int,
     peak_bytes: int,
 ) -> None:
@@ -209,12 +209,18 @@ def test_exact_cost_of_a_stage(
     stage = Stage([Block(64, 0.0) for _ in range(4)])
     found, _ = step(way, variants()[way], stage, torch.randn(2, 32, 64), is_split=is_split)
     assert (found.input_forwards, found.weight_forwards) == forwards
-    assert found.flops * flops_ratio[1] == _PLAIN_FLOPS * flops_ratio[0]
+    weights, attentions = again
+    assert found.flops == (2 * 13 + weights) * _WEIGHT_FLOPS + (2.5 + attentions) * _ATTENTION_FLOPS
     assert (found.between_bytes, found.peak_bytes, found.left_bytes) == (between_bytes, peak_bytes, 0)
 
 
-_PLAIN_FLOPS = 4 * 2 * 2 * (2 * 32) * 13 * 64**2
-"""Of four blocks with 13 D² weights, 2·B·S FLOPs each for gradients of inputs and of weights."""
+_WEIGHT_FLOPS = 4 * 2 * (2 * 32) * 64**2
+"""Of a product with D² weights in each of four blocks, 2·B·S FLOPs a weight.
+
+A block has 13 D² weights; a forward that runs again ends before the last product, with 3 D² of them."""
+
+_ATTENTION_FLOPS = 4 * 2 * 2 * 2 * 32**2 * 64
+"""Of the two products of attention in four blocks, 2·B·S²·D each; backward has five."""
 
 
 def test_selective_checkpoint_of_torch_raises_where_ours_runs() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -72,7 +73,8 @@ def test_a_plain_plan_leaves_every_block_as_it_is() -> None:
 def test_regions_are_submodules_whose_results_are_held() -> None:
     text = remat_regions(*planned(0.82))
     assert yaml.safe_load(text) == {"layers.0": ["out", "up"], "layers.1": ["up"], "layers.2": ["up"]}
-    assert "\n# lost: aten.where.self.0 (7), aten.clone.default.0 (9), " in text
+    lost = re.sub(r" \(\d+\)", "", text)  # numbers of operators differ between releases of torch
+    assert "\n# lost: aten.where.self.0, aten.clone.default.0, aten.clone.default.0, " in lost
 
 
 @REMAT
