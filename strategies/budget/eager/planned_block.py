@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import FSDPModule
 
@@ -357,7 +358,9 @@ def refuse_compiled(fqn: str, module: nn.Module) -> None:
     Raises:
         StrategyError: the tape follows eager operators.
     """
-    if module._compiled_call_impl is not None or torch.compiler.is_compiling():  # noqa: SLF001 (set by compile)
+    # Dynamo of torch 2.15 turns an error that it traces into a break of the graph, and goes on listening
+    is_inside = torch.compiler.is_compiling() or get_eval_frame_callback() not in {None, False}
+    if module._compiled_call_impl is not None or is_inside:  # noqa: SLF001 (set by compile)
         where = repr(fqn) if fqn else "the model"
         problem = f"{where} is compiled, and its plan follows the operators of eager blocks"
         raise StrategyError(

@@ -137,7 +137,7 @@ def test_gradients_are_those_without_a_region(make: Call, again: int) -> None:
 
 
 def test_a_write_to_many_views_is_refused() -> None:
-    region = Region(lambda m, x: (y := [m.second(x)], torch._foreach_mul_(y, 2), y[0].sin())[2])
+    region = Region(lambda m, x: (y := [m.second(x)[:]], torch._foreach_mul_(y, 2), y[0].sin())[2])
     contexts = partial(selective_contexts, resolve(PRODUCTS, 0), set())
     with pytest.raises(StrategyError) as error:
         gradients(region, partial(checkpoint, region, use_reentrant=False, context_fn=contexts))
