@@ -62,6 +62,8 @@ AREAS: Mapping[str, Area] = {
     "meters": Area(paths=("harness/measure",)),
     "models": Area(paths=("harness/models",)),
     "trials": Area(paths=("harness/trial", "harness/ranks")),
+    "plans": Area(paths=("strategies/budget",)),
+    "predictions": Area(paths=("harness/predict", "harness/check", "harness/fit")),
     "records": Area(paths=("harness/records",)),
     "command": Area(
         paths=(
