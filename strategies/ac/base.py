@@ -107,7 +107,8 @@ class ActivationCheckpointing(Strategy):
         """Return a callable that runs `model` as one region, like `checkpoint(model, ...)` in a loop.
 
         Raises:
-            StrategyError: the model is checkpointed already, or the variant chooses among blocks.
+            StrategyError: the model is checkpointed already. A variant that chooses among blocks overrides
+                this and refuses always: one region leaves it no choice.
         """
         region.refuse_enclosed(model)
         return region.RegionCallSite(model, self._region_maker()())
@@ -117,6 +118,7 @@ class ActivationCheckpointing(Strategy):
         return _merged([each.observe() for each in region.regions(model).values()])
 
     def _chosen(self, fqns: Sequence[str]) -> Sequence[str]:
+        """Return the FQNs of those of all blocks, in order, that get a region; here all of them."""
         return fqns
 
     def _check_blocks(self, model: nn.Module, chosen: dict[str, nn.Module]) -> None:
@@ -254,14 +256,15 @@ class ByName(ActivationCheckpointing):
     views: ClassVar[tuple[str, ...]] = ()
 
     def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:  # noqa: ARG002 (no tracing here)
-        """Return `model`, with a region around each block, and around each module that is named.
+        """Return `model`, with a region around each chosen block, and around each module that is named.
 
         Raises:
             StrategyError: no such blocks or modules, the model is checkpointed already, or a region would
                 stand around a `forward` that is set on an instance.
         """
         region.refuse_enclosed(model)
-        found = blocks.find_blocks(model, layers_fqn=self.layers_fqn, module_classes=self.module_classes)
+        every = blocks.find_blocks(model, layers_fqn=self.layers_fqn, module_classes=self.module_classes)
+        found = {fqn: every[fqn] for fqn in self._chosen(list(every))}
         if not blocks.is_stage(model):  # a name may be of blocks that another stage has
             self._check_blocks(model, found)
         rules = {fqn: self._rules(block) for fqn, block in found.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from harness.records.verdict import idle_because
 from strategies import Observation, StrategyError
 from strategies.ac.modules import Modules
+from strategies.regions.region import regions
 from tests.parity.cases import MODELS
 from tests.strategies.meters import Measured, measure
 from tests.strategies.toys import WIDTH, Block, Stack, differences, toy, train_step
@@ -59,6 +61,18 @@ def test_parity_bit_for_bit_in_two_steps(fields: dict[str, Any]) -> None:
     plain, model = toy(), applied(**fields)
     for _ in range(2):
         assert differences(train_step(plain), train_step(model)) == []
+
+
+class EverySecond(Modules):
+    """Names decide in every second block."""
+
+    def _chosen(self, fqns: Sequence[str]) -> Sequence[str]:
+        return fqns[1::2]
+
+
+def test_names_decide_in_the_chosen_blocks_alone() -> None:
+    model = EverySecond(layers_fqn="layers", discard=("norm",)).apply(toy())
+    assert list(regions(model)) == ["layers.1", "layers.1.norm"]
 
 
 def test_of_modules_inside_one_another_the_inner_one_counts() -> None:
