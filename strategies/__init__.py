@@ -66,7 +66,7 @@ def _variant_of(module: ModuleType, kind: type[Variant]) -> type[Variant] | None
 if TYPE_CHECKING:
     ac_variants: dict[str, type[Strategy]]
     eager_variants: dict[str, type[Strategy]]
-    """Those of AC that need no compiler, no file of the user's, nor a package that is not installed."""
+    """Those of AC that need no compiler, no names, file or code of the user's, and no missing package."""
     chunk_variants: dict[str, type[Strategy]]
     shard_variants: dict[str, type[Sharding]]
 
@@ -94,7 +94,7 @@ def __getattr__(name: str) -> Any:
 def _is_eager(variant: type[Strategy]) -> bool:
     return (
         variant.partitioner is Strategy.partitioner
-        and not hasattr(variant, "is_given")
+        and not variant.needs_instructions
         and find_spec(getattr(variant, "package", "torch")) is not None
     )
 

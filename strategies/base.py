@@ -165,6 +165,8 @@ class Strategy:
         scales_with_batch: whether it does the same with more samples, as far as no size becomes larger than
             another: no plan is made of bytes. Steps are then predicted from those of other batch sizes.
         reads_parameters: whether `apply` needs the shapes of parameters, which FSDP1 flattens.
+        needs_instructions: whether the user says what it does, by names, a file or code; then there is no
+            default that could be compared with others.
         views: names that `view` knows.
     """
 
@@ -173,6 +175,7 @@ class Strategy:
     acts_on_each_block_alone: ClassVar[bool] = False
     scales_with_batch: ClassVar[bool] = False
     reads_parameters: ClassVar[bool] = False
+    needs_instructions: ClassVar[bool] = False
     views: ClassVar[tuple[str, ...]] = ()
 
     def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:

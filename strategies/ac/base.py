@@ -250,7 +250,7 @@ class Recomputing(ActivationCheckpointing):
 class ByName(ActivationCheckpointing):
     """A variant in which names of modules inside blocks decide what becomes of what they make."""
 
-    is_given: ClassVar[bool] = True
+    needs_instructions: ClassVar[bool] = True
     acts_on_each_block_alone: ClassVar[bool] = True
     scales_with_batch: ClassVar[bool] = True
     views: ClassVar[tuple[str, ...]] = ()

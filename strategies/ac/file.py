@@ -38,7 +38,7 @@ class File(ActivationCheckpointing):
         digest: start of the SHA-256 of the file, which tells trials of one path apart; `None`: as it is now.
     """
 
-    is_given: ClassVar[bool] = True
+    needs_instructions: ClassVar[bool] = True
     views: ClassVar[tuple[str, ...]] = ()
 
     path: str = ""

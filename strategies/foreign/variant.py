@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Foreign(Strategy):
     """A variant that others' code carries out."""
 
-    is_given: ClassVar[bool] = True
+    needs_instructions: ClassVar[bool] = True
 
     @property
     def source(self) -> tuple[str, str]:

@@ -47,7 +47,7 @@ a model."""
 VARIANTS = tuple(
     name
     for name, variant in ac_variants.items()
-    if name in (*OPTIONS, *EXTRAS) or (name != "budget" and not hasattr(variant, "is_given"))
+    if name in (*OPTIONS, *EXTRAS) or (name != "budget" and not variant.needs_instructions)
 )
 """All but those of users' code and of packages for models of their own, and the one whose number of bytes
 leaves so small a model not much choice."""
