@@ -32,17 +32,16 @@ class Neutrality:
         lost, gained: parameters that get a gradient without the variant only, and with it only.
         recomputation: the first recomputed value that forward did not make; `None` where there is none.
         recomputation_rank: the rank that made it, where there are several.
-        changed: state that is another one when backward begins than when forward read it, where anything
-            differs.
-        read_late: those of `changed` that the recomputation reads: changed once more, they make other
-            gradients.
-        late_reads: state that the recomputation of a neutral variant reads besides its inputs, and that
-            nothing changes before it does; a change of it would make wrong gradients.
+        changed: state that was changed after forward had read it and before backward began; empty where
+            nothing differs.
+        read_late: those of `changed` that the recomputation reads: another change of them changes gradients.
+        late_reads: state that the recomputation of a neutral variant reads besides its inputs. Nothing
+            changed it between forward and recomputation; whatever does makes gradients wrong.
         margins: how close each choice of the largest numbers, such as a router's, is to another one.
         cause: what this looks like; empty where nothing known does.
         remedy: a change with which the check was run again and the variant is neutral; empty without one.
-        in_vain: changes with which it was run again before, and is not; with what else was found, where what
-            differed does not with one of them.
+        in_vain: changes with which the check was run again and the variant is not neutral. Where one takes
+            the first difference away, what differs then stands beside it.
         perhaps: what may help, and was not tried.
         left_behind: global state that a model of the check has changed, such as a flag of torch or a function
             of a class; it was put back.

@@ -9,7 +9,7 @@ from strategies import Strategy
 
 
 def file_of(file: Path, mesh: Mesh, rank: int) -> Path:
-    """Return the file of the plan of one rank, next to that of all ranks where they take unlike steps.
+    """Return the plan file of one rank: `file`, or `plan-<kind>.json` where ranks take unlike steps.
 
     Args:
         file: the file of all ranks.

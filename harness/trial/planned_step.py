@@ -1,4 +1,4 @@
-"""The training step of an experiment, as those plan for it that transform the model."""
+"""The training step of an experiment, for strategies that make a plan of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from strategies import PlannedStep
 def planned_step(
     experiment: Experiment, plain: PlainModel, sample: Batch, device: torch.device
 ) -> PlannedStep:
-    """Return the training step of `experiment`, as a plan for its plain model needs it.
+    """Return what a strategy needs to know of the training step of `experiment` to plan for its plain model.
 
     Args:
         experiment: has the regions of AC and the mesh.
@@ -55,8 +55,8 @@ def _enclosed(experiment: Experiment, model: nn.Module, inputs: tuple[Any, ...])
 def _gradient_copies(plain: PlainModel) -> int:
     """Return the most bytes of unsharded gradients that FSDP holds at once.
 
-    Those of the root unit are held from the first to the last; those of a unit stand next to what was copied
-    of them, or of the unit before, to be reduced.
+    Those of the root unit are held during all of backward. Beside them are those of one unit, and a copy of
+    them, or of those of the unit before, that is being reduced.
     """
     model_bytes, *unit_bytes = (
         sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())

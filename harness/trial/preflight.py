@@ -43,10 +43,10 @@ def built_refusal(check: str, deadline_s: float, model: ModelSpec, *others: Any)
 
 
 def users_code(parts: Iterable[Any]) -> tuple[str, str] | None:
-    """Return the option that names code of the user's, and its value in words; `None` where ours alone runs.
+    """Return the option that names code of the user's, and its value in words; `None` where none of it runs.
 
     Args:
-        parts: what a check is about: models, strategies and experiments count.
+        parts: arguments of a check; its models, strategies and experiments are looked at.
     """
     named: list[tuple[str, str]] = []
     for part in parts:
@@ -119,6 +119,7 @@ class Preflight:
         _check_compiler(experiment)
         model, mesh, tokens = experiment.model, experiment.mesh, experiment.sequence_length
         deadline_s = experiment.protocol.deadline_s
+        # of a user's model by name: they run its factory, where `built` answers
         check_shape, check_inputs, check_tokens = (
             _CHECKS if isinstance(model, PythonSpec) else _CHECKS.values()
         )
