@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from bisect import bisect_left
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -426,13 +427,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _require_representatives(names: list[str]) -> None:
     """Refuse a run of all tests in which a kind of `EXPENSIVE` or its representative is missing."""
-    for kind, kept in EXPENSIVE.items():
-        if not any(name.startswith(kind) and kept in name for name in names):
-            raise pytest.UsageError(f"tests/conftest.py: EXPENSIVE: no test is {kind!r} with {kept!r}")
-    for kind, rows in REPEATED.items():
-        for kept in rows or ("",):
-            if not any(name.startswith(kind) and kept in name for name in names):
-                raise pytest.UsageError(f"tests/conftest.py: REPEATED: no test is {kind!r} with {kept!r}")
+    names.sort()  # those of one beginning stand together
+    for table, kinds in (
+        ("EXPENSIVE", {kind: (kept,) for kind, kept in EXPENSIVE.items()}),
+        ("REPEATED", REPEATED),
+    ):
+        for kind, rows in kinds.items():
+            of_kind = names[bisect_left(names, kind) : bisect_left(names, f"{kind}\uffff")]
+            for kept in rows or ("",):
+                if not any(kept in name for name in of_kind):
+                    raise pytest.UsageError(f"tests/conftest.py: {table}: no test is {kind!r} with {kept!r}")
 
 
 def _place(item: pytest.Item) -> int:
@@ -442,7 +446,6 @@ def _place(item: pytest.Item) -> int:
 def pytest_collection_finish() -> None:
     """Keep what is imported and collected, most of the heap, out of all collections of garbage."""
     gc.enable()
-    gc.collect()
     gc.freeze()
 
 

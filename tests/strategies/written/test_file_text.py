@@ -7,6 +7,7 @@ import math
 import pickle
 import warnings
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,14 @@ from tests.strategies.written.written_toys import TOKENS, loaded, operators_of, 
 
 EQUAL = "37 tensors are equal in all bits on cpu"
 BLOCKS = [f"layers.{number}" for number in range(3)]
-_OPERATORS = operators_of(toy())
-FILES: dict[str, str] = {
-    "full": recomputing_file(BLOCKS, title="Full."),
-    "the first two": recomputing_file(BLOCKS[:2], title="The first two."),
-    "offload": offloading_file(BLOCKS, title="Offload."),
-    "rules that keep all": rules_file(rules_for(_OPERATORS, math.inf), title="All."),
-    "rules that keep some": rules_file(rules_for(_OPERATORS, 9000), title="Some."),
-    "rules that keep nothing": rules_file(rules_for(_OPERATORS, 0), title="Nothing."),
+_operators = cache(lambda: operators_of(toy()))
+FILES: dict[str, Callable[[], str]] = {
+    "full": lambda: recomputing_file(BLOCKS, title="Full."),
+    "the first two": lambda: recomputing_file(BLOCKS[:2], title="The first two."),
+    "offload": lambda: offloading_file(BLOCKS, title="Offload."),
+    "rules that keep all": lambda: rules_file(rules_for(_operators(), math.inf), title="All."),
+    "rules that keep some": lambda: rules_file(rules_for(_operators(), 9000), title="Some."),
+    "rules that keep nothing": lambda: rules_file(rules_for(_operators(), 0), title="Nothing."),
 }
 each_file = pytest.mark.parametrize("text", FILES.values(), ids=FILES)
 
@@ -87,15 +88,15 @@ SETTINGS: dict[str, Callable[[nn.Module], Any]] = {
 @pytest.mark.parametrize("train", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("name", ["biased", "no_dropout", "keyword_inputs"])
 def test_a_step_is_that_of_the_plain_model_bit_for_bit(
-    tmp_path: Path, text: str, train: Callable[[nn.Module], Any], name: str
+    tmp_path: Path, text: Callable[[], str], train: Callable[[nn.Module], Any], name: str
 ) -> None:
-    assert differences(train(toy(name)), train(applied(tmp_path, text, toy(name)))) == []
+    assert differences(train(toy(name)), train(applied(tmp_path, text(), toy(name)))) == []
 
 
 @each_file
-def test_two_backwards_of_one_forward(tmp_path: Path, text: str) -> None:
+def test_two_backwards_of_one_forward(tmp_path: Path, text: Callable[[], str]) -> None:
     gradients: list[list[Tensor | None]] = []
-    for model in (toy(), applied(tmp_path, text, toy())):
+    for model in (toy(), applied(tmp_path, text(), toy())):
         torch.manual_seed(0)
         loss = model(TOKENS).square().sum()
         loss.backward(retain_graph=True)
@@ -108,7 +109,7 @@ def test_two_backwards_of_one_forward(tmp_path: Path, text: str) -> None:
     "duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["copy", "pickle"]
 )
 def test_a_copy_is_checkpointed_by_itself(tmp_path: Path, duplicate: Any) -> None:
-    model = applied(tmp_path, FILES["rules that keep some"], toy())
+    model = applied(tmp_path, FILES["rules that keep some"](), toy())
     twin = duplicate(model)
     train_step(twin)
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -116,12 +117,12 @@ def test_a_copy_is_checkpointed_by_itself(tmp_path: Path, duplicate: Any) -> Non
 
 
 def test_a_shared_block_is_one(tmp_path: Path) -> None:
-    model = applied(tmp_path, FILES["full"], toy("shared_block"))
+    model = applied(tmp_path, FILES["full"](), toy("shared_block"))
     assert differences(train_step(toy("shared_block")), train_step(model)) == []
 
 
 def test_a_second_application_is_refused() -> None:
-    apply = loaded(FILES["full"])["apply"]
+    apply = loaded(FILES["full"]())["apply"]
     model = apply(toy())
     with pytest.raises(
         ValueError,
@@ -143,7 +144,7 @@ def test_a_file_for_another_model_leaves_this_one_as_it_is() -> None:
 
 
 def test_what_rules_do_not_name_is_said_once() -> None:
-    model = loaded(FILES["rules that keep all"])["apply"](toy())
+    model = loaded(FILES["rules that keep all"]())["apply"](toy())
     model.layers[1].up = nn.Sequential(model.layers[1].up)
     with torch.no_grad():
         model(TOKENS)
@@ -194,7 +195,7 @@ def test_a_kept_result_that_is_written_in_place_raises(block: Callable[[], nn.Mo
 
 
 def test_another_kernel_in_backward_raises() -> None:
-    model = loaded(FILES["rules that keep all"])["apply"](toy("no_dropout"))
+    model = loaded(FILES["rules that keep all"]())["apply"](toy("no_dropout"))
     with sdpa_kernel(SDPBackend.MATH):
         loss = model(TOKENS).sum()
     with pytest.raises(RuntimeError) as error:
@@ -206,7 +207,7 @@ def test_another_kernel_in_backward_raises() -> None:
 
 
 def test_blocks_with_rules_stay_eager_in_a_compiled_model(tmp_path: Path) -> None:
-    model = applied(tmp_path, FILES["rules that keep all"], toy())
+    model = applied(tmp_path, FILES["rules that keep all"](), toy())
     compiled = torch.compile(model, backend="eager")
     assert differences(train_step(toy()), train_step(model, compiled)) == []
 
@@ -269,7 +270,7 @@ def test_equal_blocks_share_a_row() -> None:
             id="an argument that the factory does not take",
         ),
         pytest.param(
-            FILES["full"].replace("return own(block, *given", "return 1.01 * own(block, *given"),
+            lambda: FILES["full"]().replace("return own(block, *given", "return 1.01 * own(block, *given"),
             "tests.strategies.toys:toy",
             [],
             1,
@@ -280,14 +281,14 @@ def test_equal_blocks_share_a_row() -> None:
 )
 def test_the_proof(
     capsys: pytest.CaptureFixture[str],
-    text: str,
+    text: Callable[[], str],
     factory: str,
     options: list[str],
     status: int | None,
     said: str,
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        loaded(text)["main"]("--check", factory, *options)
+        loaded(text())["main"]("--check", factory, *options)
     assert (capsys.readouterr().out, ended.value.code) == (f"{said}\n", status)
 
 
