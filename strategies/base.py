@@ -506,6 +506,25 @@ class CallSite(Protocol):
         """Return what the latest step showed."""
 
 
+def take_names(strategy: Any, where: str, kind: str) -> None:
+    """Make a tuple of the list of names in a field; call it in `__post_init__`.
+
+    Args:
+        strategy: the strategy that is being made.
+        where: the option, `ac.keep`, whose last part is the field.
+        kind: what the names are, for the message.
+
+    Raises:
+        StrategyError: the field is no list of names, or one of them is empty.
+    """
+    name = where.rpartition(".")[2]
+    given = getattr(strategy, name)
+    is_list = isinstance(given, Sequence) and not isinstance(given, str)
+    if not is_list or not all(isinstance(each, str) and each for each in given):
+        raise StrategyError(where, f"must be a list of {kind}, got {given!r}")
+    object.__setattr__(strategy, name, tuple(given))
+
+
 def check_simple_fields(group: str, strategy: Any) -> None:
     """Refuse a value whose type is not the declared one, in fields of `bool`, `int`, `str` and `None`.
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from strategies.base import StrategyError
+from strategies.base import take_names
 from strategies.foreign.variant import OfLibrary
 
 
@@ -38,9 +37,4 @@ class Accelerate(OfLibrary):
     def __post_init__(self) -> None:
         """Refuse names of classes that are no list."""
         OfLibrary.__post_init__(self)  # a slotted dataclass has no zero-argument super()
-        names: Any = self.transformer_cls_names_to_wrap
-        is_list = isinstance(names, Sequence) and not isinstance(names, str)
-        if not is_list or not all(isinstance(name, str) for name in names):
-            problem = f"must be a list of class names, got {names!r}"
-            raise StrategyError("ac.transformer_cls_names_to_wrap", problem)
-        object.__setattr__(self, "transformer_cls_names_to_wrap", tuple(names))
+        take_names(self, "ac.transformer_cls_names_to_wrap", "class names")

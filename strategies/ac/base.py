@@ -8,7 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from strategies import generators
-from strategies.base import Observation, RunnableStep, Strategy, StrategyError, check_simple_fields
+from strategies.base import (
+    Observation,
+    RunnableStep,
+    Strategy,
+    StrategyError,
+    check_simple_fields,
+    take_names,
+)
 from strategies.budget.eager import first_call, named_fates
 from strategies.regions import blocks, offloading, recomputation, region, rewind
 from strategies.regions.split_backward_modes import require_split_backward
@@ -53,11 +60,7 @@ class ActivationCheckpointing(Strategy):
     def __post_init__(self) -> None:
         """Refuse names of classes that are no list, and values of other types than declared."""
         check_simple_fields("ac", self)
-        names: Any = self.module_classes
-        is_list = isinstance(names, Sequence) and not isinstance(names, str)
-        if not is_list or not all(isinstance(name, str) for name in names):
-            raise StrategyError("ac.module_classes", f"must be a list of class names, got {names!r}")
-        object.__setattr__(self, "module_classes", tuple(self.module_classes))
+        take_names(self, "ac.module_classes", "class names")
 
     def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:  # noqa: ARG002 (no tracing here)
         """Return `model`, with a region around each chosen block.

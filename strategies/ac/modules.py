@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from strategies.ac.base import ByName
-from strategies.base import StrategyError
+from strategies.base import StrategyError, take_names
 from strategies.regions import blocks, kept_modules
 from strategies.regions.fates import EVERY_OPERATOR, Fate, Rules
 
@@ -52,12 +52,7 @@ class Modules(ByName):
         """Refuse what is no list of patterns, and no names at all."""
         ByName.__post_init__(self)  # a slotted dataclass has no zero-argument super()
         for option in _FATES:
-            patterns: Any = getattr(self, option)
-            is_list = isinstance(patterns, Sequence) and not isinstance(patterns, str)
-            if not is_list or not all(isinstance(each, str) and each for each in patterns):
-                problem = f"must be a list of patterns of module names, got {patterns!r}"
-                raise StrategyError(f"ac.{option}", problem)
-            object.__setattr__(self, option, tuple(patterns))
+            take_names(self, f"ac.{option}", "patterns of module names")
         if not any(getattr(self, option) for option in _FATES):
             options = ", ".join(f"ac.{option}" for option in _FATES)
             problem = f"modules names no module; give one of {options}, such as ac.discard=['*norm']"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.ac.base import Recomputing
-from strategies.base import Observation, RunnableStep, StrategyError
+from strategies.base import Observation, RunnableStep, StrategyError, take_names
 from strategies.budget.export import operator_modules
 from strategies.regions import blocks, kept_modules, operator_names, recomputation, region
 from strategies.regions.presets import check_names, is_known
@@ -81,11 +81,7 @@ class SelectiveOp(Recomputing):
         given = _USUAL if self.save_ops is None else self.save_ops
         names = given if isinstance(given, str) else tuple(str(name) for name in given or ())
         object.__setattr__(self, "save_ops", names)
-        patterns: Any = self.keep
-        is_list = isinstance(patterns, Sequence) and not isinstance(patterns, str)
-        if not is_list or not all(isinstance(each, str) and each for each in patterns):
-            raise StrategyError("ac.keep", f"must be a list of patterns of module names, got {patterns!r}")
-        object.__setattr__(self, "keep", tuple(patterns))
+        take_names(self, "ac.keep", "patterns of module names")
         selector = next((each for each in names if "::" in each), None) if isinstance(names, tuple) else None
         if selector is not None:
             problem = (

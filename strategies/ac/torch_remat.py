@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -10,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.ac.base import ActivationCheckpointing, RegionMaker
-from strategies.base import Observation, StrategyError
+from strategies.base import Observation, StrategyError, take_names
 from strategies.regions import blocks, region, selectors
 
 if TYPE_CHECKING:
@@ -48,13 +47,7 @@ class TorchRemat(ActivationCheckpointing):
     def __post_init__(self) -> None:
         """Refuse names that are no list, and a missing package."""
         ActivationCheckpointing.__post_init__(self)  # a slotted dataclass has no zero-argument super()
-        names: Any = self.save_regions
-        is_list = isinstance(names, Sequence) and not isinstance(names, str)
-        if not is_list or not all(isinstance(name, str) and name for name in names):
-            raise StrategyError(
-                "ac.save_regions", f"must be a list of module names in a block, got {names!r}"
-            )
-        object.__setattr__(self, "save_regions", tuple(names))
+        take_names(self, "ac.save_regions", "module names in a block")
         if find_spec(self.package) is None:
             raise StrategyError(
                 "ac",

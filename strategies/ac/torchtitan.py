@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from strategies.base import StrategyError
+from strategies.base import StrategyError, take_names
 from strategies.foreign.variant import OfBlocks
 
 _POLICIES = ("full", "selective")
@@ -45,12 +44,7 @@ class Torchtitan(OfBlocks):
         OfBlocks.__post_init__(self)  # a slotted dataclass has no zero-argument super()
         if self.policy not in _POLICIES:
             raise StrategyError("ac.policy", f"must be one of {', '.join(_POLICIES)}, got {self.policy!r}")
-        names: Any = self.force_recompute_mm_shapes_by_fqns
-        is_list = isinstance(names, Sequence) and not isinstance(names, str)
-        if not is_list or not all(isinstance(name, str) for name in names):
-            problem = f"must be a list of names, got {names!r}"
-            raise StrategyError("ac.force_recompute_mm_shapes_by_fqns", problem)
-        object.__setattr__(self, "force_recompute_mm_shapes_by_fqns", tuple(names))
+        take_names(self, "ac.force_recompute_mm_shapes_by_fqns", "names")
 
     @property
     def unsplittable(self) -> str:
