@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, TypeAlias
 
+import numpy as np
 import torch
 
 from strategies.base import StrategyError
@@ -50,6 +51,10 @@ _WORTH = 0.01
 """Share of a step's time that it has to spare."""
 
 _ATTEMPTS = 6
+_CLOSE = 0.001
+"""Budgets that the programme over blocks is given, and the share of a step's FLOPs above the bound that ends
+the search for another one."""
+
 _MOST_CHAINS = 24
 """Chains that are not equal to another one and are searched for options."""
 
@@ -156,6 +161,7 @@ class Planner:
             taped_operator_s=_TAPED_OPERATOR_S if is_taped else 0.0,
         )
         self._callers = [caller_of(call, may_offload=host_bytes > 0) for call in self._calls]
+        self._without_host = [caller_of(call) for call in self._calls] if host_bytes else []
         self._unplanned = self._why_unplanned()
         self._stages = self._made_stages()
         self._groups: Groups | None = None
@@ -262,35 +268,56 @@ class Planner:
             yield _of_call(found, call)
 
     def _choice(self, budget_bytes: int) -> list[Chosen]:
-        """Return the cheapest choice that keeps the budget."""
-        chosen = self._within(budget_bytes, self._stages, self._spans)
-        if chosen is not None:
-            return chosen
-        for known in (self._untouched(), self._smallest):
-            if self._peak_bytes(known) <= budget_bytes:
-                return known
+        """Return the cheapest choice that keeps the budget.
+
+        Where the host has little room, few of the states with bytes there are compared: so one that has none
+        there may be cheaper.
+        """
+        least = self.least_flops(budget_bytes).of_autograd
+        enough = np.inf if self._objective == "time" else least + _CLOSE * self.step_flops
+        found = [
+            self._within(budget_bytes, self._stages, self._spans, host_bytes, enough)
+            for host_bytes in sorted({0, self._host_bytes})
+        ]
+        found += [
+            each for each in (self._untouched(), self._smallest) if self._peak_bytes(each) <= budget_bytes
+        ]
+        if kept := [each for each in found if each is not None]:
+            return min(kept, key=self._cost_of_choice)
         raise BudgetBelowMinimum(
             budget_bytes, self.minimum_feasible_bytes, self.bound.minimum_bytes(), self.limits()
         )
 
     def _within(
-        self, budget_bytes: int, stages: Sequence[Stage], spans: Sequence[Span]
+        self,
+        budget_bytes: int,
+        stages: Sequence[Stage],
+        spans: Sequence[Span],
+        host_bytes: int,
+        enough: float = np.inf,
     ) -> list[Chosen] | None:
         """Return the cheapest choice that keeps the budget, if the model of bytes has one.
 
-        The model is corrected by simulation.
+        The model counts a few bytes more than there are, or fewer. So its budget is moved until the choice
+        just fits by simulation, or costs no more than `enough`.
         """
-        target = budget_bytes
+        best: list[Chosen] | None = None
+        low, high, target = 0, 2 * budget_bytes, budget_bytes
         for _ in range(_ATTEMPTS):
-            choices = cheapest(stages, target, self._host_bytes, spans)
-            if choices is None:
-                return None
-            chosen = self._chosen(choices)
-            peak = self._peak_bytes(chosen)
-            if peak <= budget_bytes:
-                return chosen
-            target -= peak - budget_bytes
-        return None
+            choices = cheapest(stages, target, host_bytes, spans)
+            chosen = None if choices is None else self._chosen(choices)
+            spare = 0 if chosen is None else budget_bytes - self._peak_bytes(chosen)
+            if chosen is not None and spare >= 0:
+                best = chosen if best is None else min(best, chosen, key=self._cost_of_choice)
+            if spare < 0:
+                high = target
+            else:
+                low = target
+            if best is not None and self._cost_of_choice(best) <= enough:
+                break
+            # the next one by what was missed, or the middle where that was tried
+            target = target + spare if low < target + spare < high else (low + high) // 2
+        return best
 
     def _faster(self, least: list[Chosen], budget_bytes: int) -> list[Chosen]:
         """Return a choice of nearly the FLOPs of the cheapest that spares time; the cheapest where none does.
@@ -306,7 +333,7 @@ class Planner:
             chains = [span for span in self._spans if isinstance(span, Chained)]  # the first ones
             priced = _priced([*self._stages, *(chain.stage for chain in chains)], in_flops)
             spans = map(_with_stage, chains, priced[len(self._stages) :])
-            found = self._within(budget_bytes, priced[: len(self._stages)], list(spans))
+            found = self._within(budget_bytes, priced[: len(self._stages)], list(spans), self._host_bytes)
             if found is None:
                 continue
             found_flops, found_s = _work(found)
@@ -316,11 +343,13 @@ class Planner:
 
     def _choice_of_fewest_bytes(self) -> list[Chosen]:
         """Return the choice of the smallest peak: what fits the fewest bytes of the stages, or nothing."""
-        smallest = smallest_budget(self._stages, self._host_bytes, self._spans)
-        choices = cheapest(self._stages, smallest, self._host_bytes, self._spans)
-        if choices is None:  # among states that were left out of many
-            return self._untouched()
-        return min(self._chosen(choices), self._untouched(), key=self._peak_bytes)
+        found = [self._untouched()]
+        for host_bytes in sorted({0, self._host_bytes}):
+            smallest = smallest_budget(self._stages, host_bytes, self._spans)
+            choices = cheapest(self._stages, smallest, host_bytes, self._spans)
+            if choices is not None:  # else among states that were left out of many
+                found.append(self._chosen(choices))
+        return min(found, key=self._peak_bytes)
 
     def _untouched(self) -> list[Chosen]:
         """Return the choice that leaves every block as it is."""
@@ -357,6 +386,9 @@ class Planner:
         effect, shares = group_effect(members, keeps, random_state_bytes=self._random_state_bytes)
         return Chosen(start=choice.start, effect=effect, keeps=keeps, shares=tuple(shares))
 
+    def _cost_of_choice(self, chosen: Sequence[Chosen]) -> float:
+        return sum(self._cost(each.effect) for each in chosen)
+
     def _peak_bytes(self, chosen: Sequence[Chosen]) -> int:
         return peak_bytes(self._graph, [each.effect for each in chosen])
 
@@ -370,6 +402,8 @@ class Planner:
             key = (caller.key, is_plain)
             if key not in known:
                 known[key] = [caller.option(PLAIN)] if is_plain else caller.all()
+                if self._without_host and not is_plain:
+                    known[key] += self._without_host[index].all()
             is_last = index + 1 == len(callers)
             next_start = caller.backward_start if is_last else callers[index + 1].call.start
             next_end = next_start if is_last else callers[index + 1].backward_end

@@ -21,6 +21,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from strategies.budget.planning.block_choice import Span, Stage, cheapest, smallest_budget
 from strategies.budget.planning.block_options import CallOptions, Option
 from strategies.budget.planning.planner import Chosen, Planner, own_hooks
@@ -104,10 +106,16 @@ class ScheduledPlanner(Planner):
         return self._firsts[start]
 
     def _within(
-        self, budget_bytes: int, stages: Sequence[Stage], spans: Sequence[Span]
+        self,
+        budget_bytes: int,
+        stages: Sequence[Stage],
+        spans: Sequence[Span],
+        host_bytes: int,
+        enough: float = np.inf,
     ) -> list[Chosen] | None:
         """Return the cheapest choice that keeps the budget, of those that the programme gives."""
         del spans  # which are of one call of each block, and no other call may come in between
+        del host_bytes, enough  # plans of stages have nothing on the host, and all choices are tried
         found = []
         for moment in self._moments:
             beside = self._beside(stages, moment)
@@ -194,9 +202,6 @@ class ScheduledPlanner(Planner):
                 )
             )
         return found
-
-    def _cost_of_choice(self, chosen: Sequence[Chosen]) -> float:
-        return sum(self._cost(each.effect) for each in chosen)
 
     def _why_unplanned(self) -> dict[str, str]:
         programs: dict[str, set[object]] = {}

@@ -118,19 +118,7 @@ def best_of_all(name: str) -> list[tuple[int, int]]:
     ]
 
 
-LOOSE = pytest.mark.xfail(
-    strict=True,
-    reason="what an option holds after backward of the next block is charged during that backward, too",
-)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=LOOSE if name == "residual blocks whose output is saved" else ())
-        for name in NETWORKS
-    ],
-)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_no_other_decision_is_cheaper(name: str) -> None:
     planner = Planner(graph_of(name))
     smallest, plain = planner.minimum_feasible_bytes, planner.plain_peak_bytes

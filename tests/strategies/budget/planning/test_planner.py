@@ -65,6 +65,16 @@ def test_of_plans_of_about_as_few_flops_a_faster_one_is_taken(share: float, is_f
     assert "no schedule" in found.describe()
 
 
+@pytest.mark.parametrize(("host_bytes", "dropout"), [(1, 0.0), (1, 0.1), (16_384, 0.0), (65_536, 0.0)])
+def test_little_room_on_the_host_makes_no_plan_dearer(host_bytes: int, dropout: float) -> None:
+    without, found = planner(dropout), Planner(graph(dropout), host_bytes=host_bytes)
+    assert found.minimum_feasible_bytes <= without.minimum_feasible_bytes
+    budgets = [int(share * without.plain_peak_bytes) for share in (0.8, 0.7, 0.65, 0.6)]
+    plans = [(found.plan(budget), without.plan(budget)) for budget in budgets]
+    assert all(plan.extra_flops <= dearest.extra_flops for plan, dearest in plans)
+    assert all(plan.offloaded_bytes <= host_bytes for plan, _ in plans)
+
+
 def test_a_budget_that_needs_nothing_gives_a_plain_plan() -> None:
     plan = planner().plan(planner().plain_peak_bytes)
     assert plan.is_plain
@@ -88,7 +98,7 @@ def test_what_is_known_to_fit_is_taken_where_stages_say_more_than_there_is(
     monkeypatch.setattr(
         Planner,
         "_made_stages",
-        lambda self: [replace(stage, between=stage.between + (1 << 21)) for stage in made(self)],
+        lambda self: [replace(stage, between=stage.between + (1 << 24)) for stage in made(self)],
     )
     careful = Planner(graph())
     assert careful.plan(careful.minimum_feasible_bytes).predicted_peak_bytes == careful.minimum_feasible_bytes
