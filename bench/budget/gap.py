@@ -1,10 +1,11 @@
 """Plans of `ac=budget` between both bounds, on networks of many kinds.
 
-Each step is captured once, on tensors without memory. Budgets lie between the smallest peak that is reached,
-with 5 % on top, and the plain peak. `gap` is what the plan costs above the bound of schedules that leave
-backward to autograd, in points of a step's FLOPs. The best known plan is the cheapest of this one and those
-that the planner finds with two or three blocks as one. Nothing is run. The second table has the CPU time of
-the options of all blocks.
+Each step is captured once, on tensors without memory. Budgets lie between the smallest peak that plans of
+blocks alone reach, without chains and groups, with 5 % on top, and the plain peak. The first is the smallest
+peak of all plans with 5 % on top, where that is lower. `gap` is what the plan costs above the bound of
+schedules that leave backward to autograd, in points of a step's FLOPs. The best known plan is the cheapest of
+this one and those that the planner finds with two or three blocks as one. Nothing is run. The summary counts
+the budgets from that of blocks alone on. The last table has the CPU time of the options of all blocks.
 
     python -m bench.budget --part gap [--networks funnel …]
 """
@@ -47,7 +48,10 @@ NETWORKS: Mapping[str, Sequence[str]] = {
 }  # fmt: skip
 _LEAST = 1.05
 _PARTS = (0.0, 0.15, 0.3, 0.5, 0.7)
-"""Budgets: parts of the way from the smallest to the plain peak."""
+"""Budgets: parts of the way from the smallest of blocks alone to the plain peak."""
+
+_EQUAL, _NEAR = 1e-4, 1.0
+"""Points of a plan at the bound, which is a little below the proven one, and of one near it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +61,7 @@ class Planned:
     Fields:
         network: its name.
         share: the budget.
+        is_by_blocks: whether plans of blocks alone reach it with 5 % to spare.
         plan_percent, best_percent: cost of the plan, and of the best that is known.
         autograd_percent, any_percent: both bounds.
         gap: points of the plan above the bound of autograd.
@@ -64,6 +69,7 @@ class Planned:
 
     network: str
     share: float
+    is_by_blocks: bool
     plan_percent: float
     best_percent: float
     autograd_percent: float
@@ -80,33 +86,86 @@ def main(words: Sequence[str]) -> int:
     searches: list[Search] = []
     for name in arguments.networks:
         graph = _graph(name)
+        by_blocks = Planner(graph, nests=False).minimum_feasible_bytes
         start = time.process_time()
         planner = Planner(graph)
-        searches.append(Search(name, _operators(graph), time.process_time() - start))
-        found += _planned(name, planner)
+        seconds = time.process_time() - start
+        searches.append(
+            Search(
+                network=name,
+                smallest_share=planner.minimum_feasible_bytes / planner.plain_peak_bytes,
+                by_blocks_share=by_blocks / planner.plain_peak_bytes,
+                operators=_operators(graph),
+                seconds=seconds,
+            )
+        )
+        found += _planned(name, planner, by_blocks)
+    summary = summary_of(found)
     publish(
         Group(
             table_of(found, _COLUMNS, title="Plans between their bounds"),
+            table_of(summary.above, _COLUMNS, title=str(summary)),
             table_of(searches, _SEARCHES, title="Options of all blocks"),
         ),
         arguments.out,
         protocol={"networks": {name: list(NETWORKS[name]) for name in arguments.networks}},
-        results={"plans": list(map(asdict, found)), "searches": list(map(asdict, searches))},
+        results={
+            "plans": list(map(asdict, found)),
+            "summary": asdict(summary),
+            "searches": list(map(asdict, searches)),
+        },
     )
     return int(any(each.gap < 0 for each in found))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """The budgets that plans of blocks alone reach with 5 % to spare, by the gap of their plans.
+
+    Fields:
+        budgets: number of them.
+        free, at_bound, near: numbers of plans that cost nothing, of others at the bound, and of others within
+            a point of it.
+        above: the others.
+    """
+
+    budgets: int
+    free: int
+    at_bound: int
+    near: int
+    above: tuple[Planned, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"Of {self.budgets} budgets from that of blocks alone on {self.free} are free, {self.at_bound} "
+            f"at the bound, {self.near} within a point, {len(self.above)} above"
+        )
+
+
+def summary_of(found: Sequence[Planned]) -> Summary:
+    """Return how many plans are at the bound, and which are not."""
+    asked = [each for each in found if each.is_by_blocks]
+    free = sum(not each.plan_percent for each in asked)
+    at_bound = sum(bool(each.plan_percent) and each.gap <= _EQUAL for each in asked)
+    above = tuple(each for each in asked if each.gap > _NEAR)
+    near = len(asked) - free - at_bound - len(above)
+    return Summary(budgets=len(asked), free=free, at_bound=at_bound, near=near, above=above)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
     """The search for options of all blocks of one network.
 
     Fields:
         network: its name.
+        smallest_share, by_blocks_share: smallest peak of all plans, and of those of blocks alone.
         operators: operators of blocks that differ.
         seconds: CPU time.
     """
 
     network: str
+    smallest_share: float
+    by_blocks_share: float
     operators: int
     seconds: float
 
@@ -118,6 +177,8 @@ class Search:
 
 _SEARCHES = {
     "network": "network",
+    "smallest": "smallest_share:.3f",
+    "of blocks alone": "by_blocks_share:.3f",
     "operators": "operators",
     "CPU s": "seconds:.2f",
     "ms an operator": "ms_an_operator:.1f",
@@ -145,12 +206,12 @@ def _best_known(name: str) -> list[Planner]:
     return [Planner(_graph(name, f"model.kwargs={{together: {count}}}")) for count in _TOGETHER]
 
 
-def _planned(name: str, planner: Planner) -> Iterator[Planned]:
+def _planned(name: str, planner: Planner, by_blocks: int) -> Iterator[Planned]:
     others = _best_known(name)
     plain = planner.plain_peak_bytes
-    smallest = min(_LEAST * planner.minimum_feasible_bytes, plain)
-    for part in _PARTS:
-        budget = int(smallest + part * (plain - smallest))
+    smallest, asked = (min(_LEAST * least, plain) for least in (planner.minimum_feasible_bytes, by_blocks))
+    budgets = [asked + part * (plain - asked) for part in _PARTS]
+    for budget in map(int, budgets if smallest >= asked else [smallest, *budgets]):
         plan = planner.plan(budget)
         fewest = min(
             (each.plan(budget).extra_flops for each in others if each.minimum_feasible_bytes <= budget),
@@ -168,6 +229,7 @@ def _planned(name: str, planner: Planner) -> Iterator[Planned]:
         yield Planned(
             network=name,
             share=budget / plain,
+            is_by_blocks=budget >= int(asked),
             plan_percent=extra,
             best_percent=best,
             autograd_percent=in_order,
