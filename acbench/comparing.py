@@ -32,6 +32,7 @@ from harness.records.measured import MeasuredMemory, MeasuredWork
 from harness.records.verdict import freed_nothing
 from harness.report.facts.number_words import human_bytes, human_flops
 from harness.trial.distance import measured_bound
+from harness.trial.twin_step import TwinStep
 from strategies import Strategy, StrategyError, ac_variants, generators
 from strategies.regions.block_search import FoundBlocks, search_blocks
 
@@ -265,7 +266,8 @@ class _Case:
         """Return the distance of a step from its bound; a step of micro-batches has none."""
         if len(self._workshop.batches) > 1:
             return None
-        bound = merge_bounds([measured_bound(own.memory, own.work, self._plain, is_ordered=True)])
+        plain = TwinStep.of(self._plain, self._plain.memory)
+        bound = merge_bounds([measured_bound(own.memory, own.work, plain, is_ordered=True)])
         return None if bound is None else bound.points_above
 
     def resolved(self, variant: Variant) -> Strategy | Callable[[Any], Any]:

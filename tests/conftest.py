@@ -83,7 +83,7 @@ EXPENSIVE = {
     "tests/strategies/shard/model/test_realisation.py::test_collectives": "",
     "tests/harness/trial/test_proof.py": "[sharding, and two steps of SGD]",
     "tests/harness/trial/test_plan_sharding.py": "[bf16]",
-    "tests/harness/trial/test_shared_proof.py": "[another mesh]",
+    "tests/harness/trial/test_shared_results.py": "[another mesh]",
     "tests/harness/records/test_statistics.py::test_the_interval_covers": "",
     "tests/strategies/ac/test_full.py::test_checkpointing_of_transformers_is_refused": "",
     "tests/strategies/nested/test_nested_regions.py::test_a_tree_comes_back_from_its_paths": "",

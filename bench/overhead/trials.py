@@ -1,10 +1,10 @@
 """How long a trial takes next to the steps that it cannot do without: wall time / steps, of tiny models.
 
-A sweep runs as `acbench -m` runs it. The steps of a trial are those before and at the instrumented one, of
-variant and twin, those of parity, the warm-up and the timed pairs, and where a plan is made the plain model's
-once more; each counts the median of the timed ones. Wall time is that of the record, from the start of the
+A sweep runs as `acbench -m` runs it. The steps of a trial are those before and at the instrumented one, and,
+of variant and twin, those of parity, the warm-up and the timed pairs; where a plan is made, the plain model's
+once more. Each counts the median of the timed ones. Wall time is that of the record, from the start of the
 ranks to their results; the prediction before it is no part of it. The first trial of the sweep starts the
-fork server and is left out.
+fork server and takes the instrumented step of all twins: it is left out, as is a budget that no plan keeps.
 
     python -m bench.overhead --part trials --models llama_nano mlp
 """
@@ -32,7 +32,6 @@ TARGET = 1.5
 """Wall time / steps that a trial may take."""
 
 _ROOT = Path(__file__).parents[2]
-_SIDES = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +63,7 @@ def main(words: Sequence[str]) -> int:
     made = parser(__doc__, "trials", "overhead")
     made.add_argument("--models", nargs="+", default=["llama_nano"])
     made.add_argument("--variants", nargs="+", default=["none", "full", "selective_op", "budget"])
-    made.add_argument("--fraction", default="0.7", help="ac.fraction of ac=budget")
+    made.add_argument("--fraction", default="0.9", help="ac.fraction of ac=budget")
     made.add_argument("--size", nargs="+", default=["batch_size=2", "sequence_length=64"], help="overrides")
     options = made.parse_args(words)
     common = [*options.size, "mesh=single", "data=synthetic", "tracker=none"]
@@ -99,7 +98,11 @@ def _rows(model: str, options: Any, common: Sequence[str]) -> Iterator[Taken]:
         records = [store.read(trial_id(each.to_dict())) for each in chosen]
     found = zip(named, chosen, records, strict=True)
     later = sorted(found, key=lambda each: each[2].started_at)[1:]
-    yield from (_taken(model, *each) for each in later)
+    for variant, experiment, record in later:
+        if record.status == "refused":
+            sys.stderr.write(f"{model}, ac={variant}: {record.error}\n")
+        else:
+            yield _taken(model, variant, experiment, record)
 
 
 def _taken(model: str, variant: str, experiment: Experiment, record: Record) -> Taken:
@@ -108,8 +111,8 @@ def _taken(model: str, variant: str, experiment: Experiment, record: Record) -> 
     if time is None or time.ratio_to_baseline is None:
         raise RuntimeError(f"{model}, ac={variant}: nothing was timed: {record.status}, {record.error}")
     protocol, pairs = experiment.protocol, time.step_time_s.count
-    own = UNMEASURED_STEPS + 1 + protocol.parity_steps + protocol.warmup_steps + pairs
-    planned = 0 if experiment.ac.step_planner is None else UNMEASURED_STEPS + 1
+    instrumented, alike = UNMEASURED_STEPS + 1, protocol.parity_steps + protocol.warmup_steps + pairs
+    planned = 0 if experiment.ac.step_planner is None else instrumented
     variant_s = time.step_time_s.median
     twin_s = variant_s / time.ratio_to_baseline.median
     started, finished = (datetime.fromisoformat(at) for at in (record.started_at, record.finished_at))
@@ -117,7 +120,7 @@ def _taken(model: str, variant: str, experiment: Experiment, record: Record) -> 
         model=model,
         variant=variant,
         wall_s=(finished - started).total_seconds(),
-        steps=_SIDES * own + planned,
+        steps=instrumented + 2 * alike + planned,
         pairs=pairs,
-        steps_s=own * variant_s + (own + planned) * twin_s,
+        steps_s=(instrumented + alike) * variant_s + (alike + planned) * twin_s,
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -53,13 +54,13 @@ class RoutingLog:
             if not is_backward():
                 margin = None if scores is None else _margin(scores, chosen)
                 of_forward[self.microbatch], scores = chosen, None
-                self._note(router, tokens=len(chosen), margin=margin, changed=0)
+                self.note([Routing(router=router, tokens=len(chosen), margin=margin)])
                 return experts
             first = of_forward[self.microbatch]  # a recomputation follows its forward
             changed = int((np.sort(chosen) != np.sort(first)).any(1).sum())
             if not changed:
                 return experts
-            self._note(router, tokens=len(chosen), margin=None, changed=changed)
+            self.note([Routing(router=router, tokens=len(chosen), changed_tokens=changed)])
             return torch.from_numpy(first).to(experts.device)
 
         return RouterWatch(note=note, visited=visited)
@@ -68,16 +69,16 @@ class RoutingLog:
         """Return what was noted."""
         return tuple(self.seen.values())
 
-    def _note(self, router: str, *, tokens: int, margin: float | None, changed: int) -> None:
+    def note(self, routings: Iterable[Routing]) -> None:
         """Keep the least margin, and the most tokens that one recomputation has sent elsewhere."""
-        known = self.seen.get(router, Routing(router=router, tokens=tokens))
-        margins = [each for each in (known.margin, margin) if each is not None]
-        self.seen[router] = Routing(
-            router=router,
-            tokens=tokens,
-            margin=min(margins, default=None),
-            changed_tokens=max(known.changed_tokens, changed),
-        )
+        for each in routings:
+            known = self.seen.get(each.router, each)
+            margins = [margin for margin in (known.margin, each.margin) if margin is not None]
+            self.seen[each.router] = replace(
+                each,
+                margin=min(margins, default=None),
+                changed_tokens=max(known.changed_tokens, each.changed_tokens),
+            )
 
 
 def _margin(scores: NDArray[Any], chosen: NDArray[Any]) -> float | None:

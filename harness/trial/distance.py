@@ -1,14 +1,13 @@
-"""The bound of a measured variant, from the step of its twin, which was recorded anyway."""
+"""The bound of a measured variant, from the recorded step of its twin."""
 
 from __future__ import annotations
 
 import math
 
 from harness.experiment.experiment import Experiment, name_of
-from harness.measure.step import StepReport
 from harness.records.bound import MeasuredBound
 from harness.records.measured import MeasuredMemory, MeasuredWork
-from strategies.budget.planning.recorded_bound import RecordedStep
+from harness.trial.twin_step import TwinStep
 
 
 def unbounded(experiment: Experiment, *, has_twin: bool) -> str | None:
@@ -25,7 +24,7 @@ def unbounded(experiment: Experiment, *, has_twin: bool) -> str | None:
 
 
 def measured_bound(
-    memory: MeasuredMemory, work: MeasuredWork, plain: StepReport, *, is_ordered: bool
+    memory: MeasuredMemory, work: MeasuredWork, plain: TwinStep, *, is_ordered: bool
 ) -> MeasuredBound:
     """Return the bound at the peak of a variant, on this rank.
 
@@ -36,9 +35,7 @@ def measured_bound(
     again = max(0, work.recomputed_flops - plain.work.recomputed_flops)
     of_any = of_autograd = 0.0  # nothing is below what runs nothing again
     if again:
-        blocks = sum(plain.work.calls.values())
-        step = RecordedStep(operators=plain.operators, ledger=plain.ledger, blocks=blocks)
-        of_any, of_autograd = step.least_flops(memory.peak_bytes, memory.host_peak_bytes)
+        of_any, of_autograd = plain.step.least_flops(memory.peak_bytes, memory.host_peak_bytes)
     return MeasuredBound(
         peak_bytes=memory.peak_bytes,
         host_peak_bytes=memory.host_peak_bytes,

@@ -15,9 +15,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from harness.experiment.experiment import Experiment
+from harness.experiment.protocol import Protocol
 from harness.measure.environment import describe
 from harness.measure.memory.allocator import install
 from harness.measure.nvml import energy_meter
+from harness.measure.routing import RoutingLog
 from harness.measure.speed.peak_rates import peak_flops
 from harness.measure.speed.timing import PairedTimes, clock_for, consecutive, interleave
 from harness.measure.step import StepReport, allocator_truth, instrument
@@ -41,9 +43,10 @@ from harness.trial.links import Link
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, mean_over_context
 from harness.trial.plan_budget import PLAN_FILE, with_plan
 from harness.trial.proof import Prover
-from harness.trial.shared_proof import SharedProof
+from harness.trial.shared_results import SharedResults
 from harness.trial.steps import UNMEASURED_STEPS, train, warm_up
 from harness.trial.trial_plan import TrialPlan
+from harness.trial.twin_step import TwinStep, is_repeatable
 from strategies.estimate.global_state import ledger
 
 _OTHER_SEEDS = range(1, 7)
@@ -147,13 +150,14 @@ def _run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None) -> R
         why = unbounded(plan.experiment, has_twin=plan.baseline != "none")
         result = replace(result, unbounded=why)
         if plan.baseline != "none":
-            plain: list[StepReport] = []
-            twin = _measure(bench, plan.experiment.twin(), on_report=plain.append)
+            twin = _twin_step(bench)
             if why is None:
                 is_ordered = mesh.world_size == 1
-                bound = measured_bound(result.memory, result.work, plain.pop(), is_ordered=is_ordered)
+                bound = measured_bound(result.memory, result.work, twin, is_ordered=is_ordered)
                 result = replace(result, bound=bound)
-            acts = _acts_otherwise(bench, _act(result), _act(twin))
+            variant_act = Act(memory=result.memory, work=result.work, observation=result.observation)
+            twin_act = Act(memory=twin.memory, work=twin.work, observation=None)
+            acts = _acts_otherwise(bench, variant_act, twin_act)
             result = replace(
                 result,
                 baseline=MeasuredBaseline(memory=twin.memory, work=twin.work),
@@ -207,6 +211,22 @@ def _measure(
     )
 
 
+def _twin_step(bench: _Bench) -> TwinStep:
+    """Return the measured step of the twin, alone in this process or in an earlier trial's."""
+    twin, device = bench.plan.experiment.twin(), bench.context.device
+    apart = replace(bench, build=replace(bench.build, routing=RoutingLog()))
+
+    def measured() -> TwinStep:
+        reports: list[StepReport] = []
+        result = _measure(apart, twin, on_report=reports.append)
+        return TwinStep.of(reports.pop(), result.memory, result.routing)
+
+    found = _shared(bench).once("twin", TwinStep, twin, measured) if is_repeatable(twin, device) else None
+    step = found or measured()
+    bench.build.routing.note(step.routing)
+    return step
+
+
 def _prepared(
     bench: _Bench, experiment: Experiment, on_built: Callable[[], None] = lambda: None
 ) -> Assembled:
@@ -244,10 +264,6 @@ def _other_acts(bench: _Bench, experiment: Experiment) -> list[Act]:
     return acts
 
 
-def _act(result: RankResult) -> Act:
-    return Act(memory=result.memory, work=result.work, observation=result.observation)
-
-
 def _prove(bench: _Bench) -> Parity:
     """Train variant and twin from the same weights on the same data and compare every step."""
     experiment, context = bench.plan.experiment, bench.context
@@ -256,7 +272,7 @@ def _prove(bench: _Bench) -> Parity:
         assembled=bench.assemble,
         dense=partial(bench.assemble, is_dense=True),
         with_inductor=lambda options, each: bench.assemble(each, inductor=options),
-        once=partial(_once, context, earliest),
+        once=partial(_once, bench),
         batch=bench.batch,
         whole_batch=batches(experiment.dense(), context.device, data_rank // experiment.mesh.cp),
         averaged=partial(mean_over_context, bench.devices, experiment.mesh),
@@ -286,16 +302,20 @@ def _probe(bench: _Bench, parity: Parity) -> Probed:
         return models.asked(parity)
 
 
-def _once(
-    context: RankContext,
-    earliest: Callable[[int | None], int | None],
-    link: Link,
-    compare: Callable[[], Parity | None],
-) -> Parity | None:
-    """Return what `compare` gives, or gave in another trial of the sweep."""
-    folder = context.trial_dir.parent
-    shared = SharedProof(folder=folder, rank=context.rank, device=context.device, earliest=earliest)
-    return shared(link, compare)
+def _once(bench: _Bench, link: Link, compare: Callable[[], Parity | None]) -> Parity | None:
+    """Return what `compare` gives, or gave in another trial of the sweep, whatever that one times."""
+    shown = replace(link.variant, protocol=Protocol())
+    return _shared(bench).once("dense", Parity, shown, compare)
+
+
+def _shared(bench: _Bench) -> SharedResults:
+    context = bench.context
+    return SharedResults(
+        folder=context.trial_dir.parent,
+        rank=context.rank,
+        device=context.device,
+        earliest=partial(_earliest, context.device),
+    )
 
 
 def _earliest(device: torch.device, step: int | None) -> int | None:

@@ -14,6 +14,7 @@ from harness.records.bound import contradiction, merge_bounds
 from harness.trial.assemble import assemble
 from harness.trial.batches import batches
 from harness.trial.distance import measured_bound, unbounded
+from harness.trial.twin_step import TwinStep
 
 CPU = torch.device("cpu")
 SMALL = ("sequence_length=32", "mesh.device=cpu", "optimizer=sgd")
@@ -45,8 +46,9 @@ def step(of: Experiment) -> StepReport:
 
 
 @cache
-def plain(model: str) -> StepReport:
-    return step(experiment(*MODELS[model]))
+def plain(model: str) -> TwinStep:
+    report = step(experiment(*MODELS[model]))
+    return TwinStep.of(report, report.memory)
 
 
 @pytest.mark.parametrize("model", MODELS)
