@@ -286,7 +286,7 @@ class _Check:
         )
 
     def _measured(self, *, is_variant: bool, seed: int = 0) -> _Measured:
-        """Return what one step does, after one that fills what is made lazily."""
+        """Return the measurements of one step, after a first one that makes optimizer state and the like."""
         device = self.workshop.device
         subject = self.workshop.subject(is_variant=is_variant)
         trainee = MicroBatched(
@@ -445,7 +445,7 @@ def _first_of_ranks(divergence: Divergence | None) -> tuple[int | None, Divergen
 
 
 def _agreed(found: Neutrality) -> Neutrality:
-    """Return what this rank found, or another one where this one found nothing."""
+    """Return what this rank found; where it found nothing, the verdict of a rank that did."""
     for verdict_there, reason, first in _everywhere((found.verdict, found.reason, found.first)):
         if found.verdict in _PROBED and verdict_there not in _PROBED:
             return replace(found, verdict=verdict_there, reason=reason, first=first)

@@ -211,10 +211,10 @@ class Experiment(Recipe):
         return self.batch_size // (self.mesh.dp * self.microbatches)
 
     def twin(self) -> Experiment:
-        """Return the baseline of this experiment: the same without recomputation and chunks.
+        """Return the baseline of this experiment: the same with `ac=none chunk=none`.
 
-        Where this experiment has neither, the baseline is the same model uncompiled; and where it is not
-        compiled, the model as the mesh alone shards it.
+        Where it has neither AC nor chunks, the baseline is the same model uncompiled. Where it is not
+        compiled either, the baseline is the model with `shard=none`, as the mesh alone shards it.
         """
         if self._saves_memory:
             return self.plain()
@@ -229,7 +229,7 @@ class Experiment(Recipe):
         )
 
     def at_stage(self, index: int) -> Experiment:
-        """Return this experiment with the AC that a stage has on all of them."""
+        """Return this experiment with the AC of one stage on every stage."""
         if not self.stage_ac:
             return self
         name, ac = self.stage_ac[index], self.ac
@@ -242,7 +242,7 @@ class Experiment(Recipe):
     def dense(self) -> Experiment:
         """Return this experiment on a mesh whose ranks hold whole sequences and all experts.
 
-        What stages or FSDP would read is as usual where that mesh has none.
+        Options of stages and of FSDP have their defaults where that mesh has no stages, or no FSDP.
         """
         mesh, usual = self.mesh.dense(), Recipe()
         has_no_fsdp = self.wrap_order == "outside_fsdp" and not mesh.is_sharded

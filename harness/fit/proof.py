@@ -164,7 +164,7 @@ def _proven(experiment: Experiment, variant: Any, words: str) -> Proven:
 
 
 def _at_the_smallest(variant: Any, error: Exception) -> Budget | None:
-    """Return a plan within the smallest budget that one keeps, where a smaller one was asked for."""
+    """Return `variant` with the smallest budget that a plan keeps; `None` unless its own was too small."""
     found = error.__cause__
     if (
         not isinstance(variant, Budget)

@@ -110,7 +110,7 @@ def with_files(options: list[Option], label: str, blocks: list[str], folder: Pat
 
 
 def _at(option: Option, file: Path) -> Option:
-    """Return an option that is in a file; what was traced from a file that is gone is now that one."""
+    """Return an option that is in `file`, its plan beside it; the file that was traced may be gone."""
     ac, overrides = option.experiment.ac, option.overrides
     if isinstance(ac, File):
         ac, overrides = File(path=str(file)), ("ac=file", f"ac.path={file}")

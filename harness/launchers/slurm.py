@@ -93,7 +93,7 @@ class OnSlurm(slurm.JobOptions, ABC):
         """
 
     def place(self, mesh: Mesh) -> dict[str, Any]:
-        """Return what is asked of the cluster: which node it will be, nobody knows yet."""
+        """Return what is asked of the cluster, because nobody knows yet which node it will be."""
         others = {key.replace("-", "_"): value for key, value in (self.additional_parameters or {}).items()}
         own = {name: getattr(self, name) for name in ("partition", "constraint", "gpus_per_node")}
         users = {name: os.environ.get(f"SBATCH_{name.upper()}") for name in ("partition", "constraint")}

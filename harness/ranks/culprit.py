@@ -306,9 +306,9 @@ def _timeout(over: Halt, trial: _Trial) -> Outcome:
 
 
 def _help(over: Halt, trial: _Trial) -> str:
-    """Return where ranks are that all wait for others, and whether more time helps.
+    """Return where the ranks stand if all of them wait, and whether more time helps.
 
-    Ranks that wait at one place may be in one collective that is slow.
+    Where all wait at one place, a slow collective may be all that is wrong.
     """
     places = []
     if _all_wait(trial):

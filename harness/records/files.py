@@ -170,7 +170,7 @@ def make_folder(path: Path, *, within: Path | None = None, mode: int = _MODE_OF_
 
 
 def make_private_folder(path: Path, *, within: Path) -> None:
-    """Make a folder that its owner alone may use, or close one of his that others may use.
+    """Make a folder that its owner alone may use; one that is there and the owner's is closed to others.
 
     Raises:
         ForeignFileError: it, or something in it, belongs to somebody else.

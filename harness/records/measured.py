@@ -214,8 +214,8 @@ class MeasuredWork(StepFlops):
             its part for the gradient of the input; `weight`, its part for the gradients of weights.
         collectives: number of collectives started on this rank, by phase and name.
         collective_bytes: payload of the collectives on this rank, by phase.
-        collectives_repeated: those of them that recomputation started once more, by name, beyond those that
-            the twin's does.
+        collectives_repeated: by name, how many of them recomputation started, beyond those of the twin's
+            recomputation.
         acted_otherwise: the strategy did nothing in this step, and something with other random numbers.
         compiled_graphs: graphs that `torch.compile` made of the model, those of backward among them.
         graph_breaks: number of places at which it gave up a graph, by its reason.

@@ -188,6 +188,6 @@ def storage_of(tensor: Tensor) -> int | None:
 
 @cache
 def _hide_from_dynamo(code: CodeType) -> None:
-    """Let Dynamo compile neither a function nor those that it calls, where a compiled one calls it."""
+    """Keep Dynamo from compiling a function and whatever it calls, also where compiled code calls it."""
     skip = eval_frame._FrameAction.SKIP  # noqa: SLF001 (what `torch._dynamo.disable` sets, less its imports)
     eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(skip, skip))  # noqa: SLF001 (as above)

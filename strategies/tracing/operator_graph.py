@@ -304,8 +304,8 @@ class _OperatorRecorder(TorchDispatchMode):
     def read(self, module: nn.Module, name: str) -> None:
         """Take note that the forwards of the running scopes read `module.name`.
 
-        What an outer scope does follows from what an inner one returns, and so from what that reads. What an
-        opaque module reads is its own: it runs as it is.
+        An inner scope's result depends on what it reads, so what an outer scope does depends on that, too.
+        What an opaque module reads is its own: it runs as it is.
         """
         fqn = self._shadow.fqns[id(module)]
         if self._is_inside_opaque or (fqn in self._scopes and name in OF_CALLS):

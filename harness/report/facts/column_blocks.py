@@ -13,7 +13,7 @@ def column_blocks(
 ) -> list[list[int]]:
     """Return the columns of each table, by their numbers, in order; the first `named` are in every table.
 
-    All are in one table where that fits, and where one column and the named ones does not fit at all.
+    One table has all columns where they fit, and where some column fits beside the named ones in none.
 
     Args:
         lines: characters of each cell, a sequence a line; one line where columns are padded.

@@ -141,7 +141,7 @@ def fields_that_differ(experiments: Sequence[ExperimentFields]) -> dict[str, lis
 
 
 def _with_defaults(experiments: Sequence[ExperimentFields]) -> list[ExperimentFields]:
-    """Return experiments with the defaults that one leaves out, where another one has something else."""
+    """Return experiments, each with the defaults of those later options that any of them states."""
     scalars = _used_defaults("", experiments)
     meshes = [mesh if isinstance(mesh := each.get("mesh"), Mapping) else {} for each in experiments]
     options = _used_defaults("mesh", meshes)

@@ -41,7 +41,7 @@ def printable(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    r"""Return `text` on one line, with characters that nobody sees, or that move others, as `\x1b`."""
+    r"""Return `text` on one line, with escapes (`\x1b`) for invisible characters and those that move text."""
     if text.isprintable():
         return text
     return "".join(

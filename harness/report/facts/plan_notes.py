@@ -43,7 +43,7 @@ def questions(record: Record) -> Iterator[str]:
 
 
 def _example(record: Record) -> Iterator[str]:
-    """Yield that ranks repeat one another's work where the model's one example is not shared out."""
+    """Yield a sentence where every rank trains on the same example, and repeats the others' work."""
     sizes = [*mesh_sizes(record.experiment), 1, 1]
     ranks = sizes[0] * sizes[1]
     if record.trained is not None and record.trained.inputs == "example" and ranks > 1:

@@ -1,4 +1,4 @@
-"""Records as people may see them: characters that nobody sees, or that move others, are escapes."""
+"""Records as people may see them: escapes stand for invisible characters and for those that move text."""
 
 from __future__ import annotations
 

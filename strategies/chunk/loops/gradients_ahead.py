@@ -27,7 +27,7 @@ _NARROW = frozenset({torch.float16})
 
 
 def summed_up(loop: Loop, final: Collection[fx.Node]) -> fx.Node | None:
-    """Return the result whose elements all have one gradient, `None` where the gradients of others count too.
+    """Return the one result with a gradient, if all its elements have the same; `None` otherwise.
 
     Args:
         loop: the loop.

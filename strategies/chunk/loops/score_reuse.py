@@ -32,7 +32,7 @@ _BY_A_NUMBER = frozenset({_aten.mul.Tensor, _aten.div.Tensor})
 
 
 def overwritten_scores(loss: fx.Node, is_inside: Callable[[fx.Node], bool]) -> list[fx.Node] | None:
-    """Return the values of which one loss a row is made, in one memory that nobody else reads.
+    """Return the chain of values from scores to a loss for each row, if they can share one memory.
 
     Args:
         is_inside: whether the body of a loop makes a value, and nobody outside of it takes this.
