@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import schedules
-from torch.distributed.pipelining._utils import InferenceMode
 
 from strategies.estimate.patched import replaced
 
-_SCHEDULES = (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti)
+_ASKING = [
+    each
+    for each in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti)
+    if hasattr(each, "_warmup_p2p")
+]
+"""Schedules whose stages ask all ranks what they hand on: not in torch 2.11, not with fake ranks in 2.15."""
 
 
 @contextmanager
 def fake_pipelines() -> Iterator[None]:
     """Let schedules run on fake tensors inside the scope, and hold what they send as long as gloo does."""
-    single, multi = (replaced(each, "_warmup_p2p", _given_shapes) for each in _SCHEDULES)
-    started = replaced(schedules, "_batch_p2p", partial(_started, schedules._batch_p2p))  # noqa: SLF001 (no public place)
-    with single, multi, started:
+    with ExitStack() as scope:
+        for each in _ASKING:
+            scope.enter_context(replaced(each, "_warmup_p2p", _given_shapes))
+        started = partial(_started, schedules._batch_p2p)  # noqa: SLF001 (no public place)
+        scope.enter_context(replaced(schedules, "_batch_p2p", started))
         yield
 
 
@@ -39,7 +45,7 @@ class _Sent:
 def _given_shapes(_schedule: Any, stages: Sequence[Any], *_: Any, **__: Any) -> None:
     """Say of the stages that their shapes are given; torch asks all ranks, and reads their answer."""
     for stage in stages:
-        stage._inference_mode = InferenceMode.STATIC  # noqa: SLF001 (torch sets it so)
+        stage._inference_mode = schedules.InferenceMode.STATIC  # type: ignore[attr-defined]  # noqa: SLF001 (torch sets it so)
 
 
 def _started(

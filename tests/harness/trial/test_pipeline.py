@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import stage
+from torch.distributed.pipelining import schedules
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from harness.experiment.experiment import Experiment
@@ -149,6 +149,9 @@ def _measured(_rank: int, case: Experiment) -> tuple[StagesInFlight, int, dict[s
     return stages, report.memory.activation_peak_bytes, report.work.recomputations
 
 
+HAS_THESE_PEAKS = hasattr(schedules.PipelineScheduleSingle, "_warmup_p2p")
+"""Torch 2.11 and 2.15 let go of what stages send and receive at other moments."""
+
 MEASURED = [
     # variant | schedule | bytes that a forward leaves | highest activations | block forwards by asker
     ("none", "gpipe", (285_696, 306_320), (1_159_184, 1_241_672), [(16, 0, 0)] * 2),
@@ -196,6 +199,6 @@ def test_bytes_and_forwards_of_ranks(
 ) -> None:
     found = pool2.run(_measured, pipelined(variant, schedule))
     assert tuple(stages.bytes_a_microbatch for stages, _, _ in found) == left
-    if not hasattr(stage, "_ForwardChunkState"):  # later releases let go of outputs that are sent
+    if HAS_THESE_PEAKS:
         assert tuple(peak for _, peak, _ in found) == peaks
     assert [tuple(counts.values()) for _, _, counts in found] == forwards
