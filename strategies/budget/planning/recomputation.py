@@ -12,6 +12,7 @@ Source: HiGHS (Huangfu and Hall, 2018) solves both programmes.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -101,12 +102,43 @@ class Recomputation:
             room_bytes: most bytes of what is there or carried.
             whole: number of moments, those of the highest costs, at which whole values are sought, too.
         """
-        costs = [self._least(moment, room_bytes) for moment in moments]
-        highest = max(costs, default=0.0)
+        if any(moment.held_bytes > room_bytes for moment in moments):
+            return np.inf
+        most = [self._most(moment, room_bytes) for moment in moments]
+        costs: dict[int, float] = {}
+        dearest: list[int] = []
+        for at in sorted(range(len(moments)), key=most.__getitem__, reverse=True):
+            if len(dearest) == whole and most[at] < costs[dearest[-1]]:
+                break  # none of the others costs as much
+            costs[at] = self._least(moments[at], room_bytes) if most[at] else 0.0
+            dearest = sorted(sorted(costs), key=costs.__getitem__, reverse=True)[:whole]
+        highest = max(costs.values(), default=0.0)
         if not 0 < highest < np.inf:
             return highest
-        dearest = sorted(range(len(costs)), key=costs.__getitem__, reverse=True)[:whole]
-        return max(highest, *(self._least(moments[at], room_bytes, is_whole=True) for at in dearest))
+        for at in dearest:
+            if self._most(moments[at], room_bytes, is_whole=True) > highest:
+                highest = max(highest, self._least(moments[at], room_bytes, is_whole=True))
+        return highest
+
+    def _most(self, moment: Moment, room_bytes: int, *, is_whole: bool = False) -> float:
+        """Return a cost that is enough at a moment.
+
+        All that costs anything is carried, but what costs least for its bytes, which runs again.
+
+        Args:
+            room_bytes, is_whole: as of `_least`.
+        """
+        made: Counter[Maker] = Counter()
+        for storage in needed(moment.wanted - moment.there, lambda each: self._reads(each, moment)):
+            made[self._makers[storage]] += self._nbytes[storage]
+        carried = {maker: size for maker, size in made.items() if maker.cost and size}
+        over, cost = sum(carried.values()) + moment.held_bytes - room_bytes, 0.0
+        for maker in sorted(carried, key=lambda each: each.cost / carried[each]):
+            if over <= 0:
+                break
+            cost += maker.cost * (1.0 if is_whole else min(1.0, over / carried[maker]))
+            over -= carried[maker]
+        return cost
 
     def _least(self, moment: Moment, room_bytes: int, *, is_whole: bool = False) -> float:
         """Return the least cost at a moment.

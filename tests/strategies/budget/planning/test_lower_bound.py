@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from strategies.budget.planning.lower_bound import LowerBound
+from strategies.budget.planning.recomputation import Maker, Moment, Recomputation
 from strategies.step.step_graph import StepGraph
 from tests.strategies.budget.small_steps import written_step
 
@@ -245,3 +246,33 @@ def test_the_bound_counts_what_does_not_fit() -> None:
     assert [best_cost(graph, budget) for budget in (8, 9)] == [7, 0]
     assert LowerBound(graph).cost(8) == pytest.approx(7, rel=1e-6)  # one byte does not fit, so its maker runs
     assert LowerBound(graph).cost(9) == 0
+
+
+class _AtEveryMoment(Recomputation):
+    """Leaves no moment out."""
+
+    def _most(self, moment: Moment, room_bytes: int, *, is_whole: bool = False) -> float:  # noqa: ARG002 (as there)
+        return np.inf
+
+
+@pytest.mark.parametrize("whole", [1, 4])
+@pytest.mark.parametrize("seed", range(20))
+def test_moments_that_are_left_out_would_not_raise_the_bound(seed: int, whole: int) -> None:
+    chance = random.Random(seed)
+    values = range(12)
+    nbytes = {value: chance.choice([0, 1, 2, 4]) for value in values}
+    makers = {}
+    for value in values:
+        reads = frozenset(chance.sample(range(value), min(value, chance.randrange(3))))
+        makers[value] = Maker(reads=reads, cost=chance.choice([0, 1, 3, 8]))
+    moments = [
+        Moment(
+            there=frozenset(chance.sample(values, 2)),
+            wanted=frozenset(chance.sample(values, chance.randrange(1, 9))),
+            held_bytes=chance.randrange(6),
+        )
+        for _ in range(8)
+    ]
+    found, expected = (cls(makers, nbytes) for cls in (Recomputation, _AtEveryMoment))
+    for room_bytes in (4, 6, 8, 12, 16):
+        assert found.highest(moments, room_bytes, whole) == expected.highest(moments, room_bytes, whole)
