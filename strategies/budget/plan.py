@@ -33,6 +33,8 @@ How an executor carries out a plan, which is what the predicted bytes count on:
    forward again as one; `planning.group_simulation` has the rules.
 10. Blocks of a *chain* are one forward, whose operators are those of its blocks in order. What runs between
     two of them is outside.
+11. A block that is to `rerun` has no tape: a checkpoint holds its inputs, and runs its Python code again when
+    backward first asks for anything that was saved; `planning.rerun` has the rules.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ from strategies.step.sizes import PriorOperator, TensorSize
 from strategies.text_files import read_text, write_text
 
 _WORDS = {"again": "recompute for each reader"}
-FORMAT = "acbench budget plan 10"
+FORMAT = "acbench budget plan 11"
 _INPUT = -1
 FATES = ("keep", "offload", "recompute", "again")
 
@@ -95,6 +97,7 @@ class BlockPlan:
         recompute: storages that autograd saves and that are recomputed; those that nothing else names.
         again: storages that are recomputed for each reader in backward, saved by autograd or not.
         plain: whether the block runs untouched; then the other fields are empty.
+        rerun: whether a checkpoint around the block recomputes it as a whole, Python code included.
         group: FQN of the first block of its group, all of which hold nothing but the input of that one until
             their forward runs again as one in backward, from when on they `keep`; empty of a block in none.
         chain: FQN of the first block of its chain, which one tape follows: what they hand on is made again as
@@ -122,6 +125,7 @@ class BlockPlan:
     recompute: tuple[Value, ...] = ()
     again: tuple[Value, ...] = ()
     plain: bool = False
+    rerun: bool = False
     group: str = ""
     chain: str = ""
     modules: tuple[str, ...] = ()
@@ -423,8 +427,12 @@ def _unsound_blocks(plan: Plan) -> Iterator[str]:
 
 
 def _unsound_block(block: BlockPlan) -> Iterator[str]:
-    if type(block.plain) is not bool or not _is_count(block.operators):
-        yield "plain is true or false, and operators a whole number"
+    if not (type(block.plain) is type(block.rerun) is bool) or not _is_count(block.operators):
+        yield "plain is true or false, so is rerun, and operators a whole number"
+    if block.rerun and (
+        block.plain or block.keep or block.offload or block.group or block.chain or block.before
+    ):
+        yield "it runs again as a whole, and in part"
     if (block.caller is None) != (not block.before) or not all(
         _is_count(each.skips) for each in block.before
     ):

@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from strategies.base import Observation
+from strategies.regions.blocks import Chunked, Disguised
 from strategies.regions.operator_names import SaveList
 from strategies.regions.own_parameters import with_own_parameters
 from strategies.regions.policy import Within, selective_contexts
@@ -155,6 +157,18 @@ class Recomputation:
         )
         assert outputs_spec is not None
         return tree_unflatten([past.get(at, each) for at, each in enumerate(outputs)], outputs_spec)
+
+
+def can_run_again(module: nn.Module) -> bool:
+    """Say whether nothing inside of `module` sees its forward run twice: neither hooks, units nor chunks."""
+    inside = all_modules(module)[1:]
+    return not any(map(_sees_calls, inside)) and not isinstance(module, Chunked)
+
+
+def _sees_calls(module: nn.Module) -> bool:
+    hooks = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    is_wrapped = isinstance(module, FSDPModule | FullyShardedDataParallel | Disguised)
+    return is_wrapped or any(vars(module).get(name) for name in hooks)
 
 
 def _made_before(module: nn.Module, inputs: list[Any], outputs: list[Any]) -> dict[int, Tensor]:

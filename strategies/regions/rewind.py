@@ -388,6 +388,14 @@ def python_state_kept(model: nn.Module, blocks: Iterable[nn.Module], *, remedy: 
         outer.put_back()
 
 
+def python_state(module: nn.Module) -> Callable[[], bool]:
+    """Return what says whether a forward of `module` would find what it finds now, besides tensors' values.
+
+    That are attributes of its modules, what objects among them hold, and Python's and NumPy's generators.
+    """
+    return _State.of(module, Rewind(), has_tensors=False).is_current
+
+
 def noted_state(module: nn.Module) -> Callable[[], None]:
     """Return a function that puts everything back that a forward of `module` changes besides its results.
 
@@ -420,8 +428,8 @@ class _State:
     numbers: tuple[State, ...]
 
     @classmethod
-    def of(cls, module: nn.Module, rewind: Rewind) -> _State:
-        keeper = _Keeper(rewind)
+    def of(cls, module: nn.Module, rewind: Rewind, *, has_tensors: bool = True) -> _State:
+        keeper = _Keeper(rewind, has_tensors=has_tensors)
         for number, part in enumerate(_read_by(module)):
             if not _is_of_units(plain_class(part)):
                 keeper.module(part, number)

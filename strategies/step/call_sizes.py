@@ -51,9 +51,14 @@ def size_key(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
     It costs less to find.
     """
-    found: list[Any] = list(map(_kind_of, tensors_in((args, kwargs))))
+    found = input_key(args, kwargs)
     _add_parameters(module, found)
     return found
+
+
+def input_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return the part of `size_key` that inputs give."""
+    return list(map(_kind_of, tensors_in((args, kwargs))))
 
 
 def _add_parameters(module: nn.Module, found: list[Any]) -> None:

@@ -30,8 +30,10 @@ from strategies.estimate.tensors import gradients_of, plain_tensors, tensors_in
 from strategies.generators import DrawWatch
 from strategies.regions.blocks import Enclosed, ModelModules
 from strategies.regions.inner_units import gathered_aside, inner_units
+from strategies.regions.recomputation import can_run_again
 from strategies.regions.region import Region, enclose, region_of
-from strategies.regions.saved_tensors import hooks_around, kept, local_of, placed_as, unpacked
+from strategies.regions.rewind import python_state
+from strategies.regions.saved_tensors import Packed, hooks_around, kept, local_of, placed_as, unpacked
 from strategies.step.before_blocks import Before, join, joined, signature_of
 from strategies.step.call_sizes import input_sizes, parameter_sizes, sizes_of
 from strategies.step.late_value import JustSaved, given
@@ -45,6 +47,7 @@ from strategies.step.sizes import TensorSize
 from strategies.step.step_graph import (
     OUTSIDE,
     BlockCall,
+    Checkpointed,
     Redemption,
     StepGraph,
     StepOperator,
@@ -162,6 +165,8 @@ class _Listening:
             sizes=sizes_of(module, args, kwargs),
             inputs={} if self._compiled and self._watch.calls else self._watch.made_inputs((args, kwargs)),
         )
+        if self._compiled is None:
+            self._watch.note_checkpoint(call.checkpointed, module, (args, kwargs))
         self._watch.begin_block(call)
         with gathered_aside(inner_units(module), self._watch.aside):
             return self._watch.run_part(self._fqn, partial(body, *args, **kwargs))
@@ -238,6 +243,9 @@ class _Watch(StepRecorder):
         self._savings: list[_Saving] = []
         self._saved = JustSaved(self.number)
         self._tickets: list[weakref.ref[Any]] = []
+        self._is_as_found: dict[
+            int, Callable[[], bool]
+        ] = {}  # by identity of a call's facts, until it is asked
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` and note it."""
@@ -250,11 +258,15 @@ class _Watch(StepRecorder):
             if facts.is_untagged and self._fakes is None
             else None
         )
+        first = len(self.ledger.lives)
         result, recorded = self.recorded(func, args, kwargs)
         has_drawn = facts.draws(args, kwargs) or (draws is not None and draws.has_drawn())
         self._makers |= dict.fromkeys(recorded.makes, self._inside)
         self._of_part.update(recorded.makes)
-        self._operators.append(self._planned(recorded, func, args, has_drawn=has_drawn))
+        operator = self._planned(recorded, func, args, has_drawn=has_drawn)
+        made = range(first, len(self.ledger.lives))
+        operator.others = tuple(number for number in made if number not in recorded.makes)
+        self._operators.append(operator)
         if self._inside != OUTSIDE:
             self._note_in(self.calls[self._inside])
         elif self._before_mode is not None and not self.calls:
@@ -380,6 +392,20 @@ class _Watch(StepRecorder):
             self._before.given = frozenset(made.intersection(call.inputs))
         self.calls.append(call)
 
+    def note_checkpoint(self, facts: Checkpointed, module: nn.Module, given: Any) -> None:
+        """Note what a checkpoint would hold of a call that begins, and what its Python code finds."""
+        facts.given = self.storages(tensors_in(given))
+        facts.is_possible = can_run_again(module)
+        if facts.is_possible:
+            self._is_as_found[id(facts)] = python_state(module)
+
+    def _note_asked(self, facts: Checkpointed) -> None:
+        """Note that backward asks for something that a call has saved."""
+        if facts.asked is None:
+            facts.asked = self.ledger.moment
+            is_as_found = self._is_as_found.pop(id(facts), None)
+            facts.is_possible = is_as_found is not None and is_as_found()
+
     def _dissolve(self) -> None:
         """Take the last call for operators outside of blocks."""
         last = len(self.calls) - 1
@@ -413,9 +439,12 @@ class _Watch(StepRecorder):
         """Return what gives a saved tensor back: itself, or a copy that is noted when backward asks."""
         local = local_of(saved)
         storage = None if local is None else self.number(local)
+        facts = self.calls[call].checkpointed
+        facts.operators = len(self.calls[call].operators)
+        facts.waiting += 1
         with _disable_current_modes(), torch.no_grad():
             if local is None or storage is None or not self._is_noted(storage, call):
-                return kept(saved)
+                return self._held(kept(saved), facts)
             copied = _copy_of(local)
             placed = placed_as(saved) if isinstance(saved, DTensor) else None
             saved_on = saved.device
@@ -426,7 +455,7 @@ class _Watch(StepRecorder):
             self._saved.add(saving, storage)
 
         def redeem() -> Tensor:
-            """Return the value, noted as asked for now, in the placement that was saved."""
+            """Return the value, noted as read now, in the placement that was saved."""
             with _disable_current_modes(), torch.no_grad():
                 value = _copy_of(copied)
             self._redeem(value, saving)
@@ -434,14 +463,38 @@ class _Watch(StepRecorder):
 
         def unpack() -> Tensor:
             """Return what backward gets."""
-            return given(redeem, layout, saved_on) if saving.is_late else redeem()
+            self._note_asked(facts)
+            if not saving.is_late:
+                return redeem()
+            late = partial(redeem)
+            self._tickets.append(weakref.ref(late, partial(self._leave_node, saving)))
+            return given(late, layout, saved_on)
 
-        self._tickets.append(weakref.ref(unpack, partial(self._release, saving)))
+        self._tickets.append(weakref.ref(unpack, partial(self._release, saving, facts)))
         return unpack
 
-    def _release(self, saving: _Saving, _: weakref.ref[Any]) -> None:
+    def _held(self, packed: Packed, facts: Checkpointed) -> Packed:
+        """Return what gives back a saved tensor that no plan decides about."""
+
+        def unpack() -> Tensor:
+            self._note_asked(facts)
+            return packed()
+
+        def release(_: weakref.ref[Any]) -> None:
+            facts.released = self.ledger.moment
+            facts.waiting -= 1
+
+        self._tickets.append(weakref.ref(unpack, release))
+        return unpack
+
+    def _release(self, saving: _Saving, facts: Checkpointed, _: weakref.ref[Any]) -> None:
         """Note that the graph has let go of a saved value, before whatever is asked for next."""
-        saving.released = self.ledger.mark_time(saving.storage)
+        saving.released = facts.released = self.ledger.mark_time(saving.storage)
+        facts.waiting -= 1
+
+    def _leave_node(self, saving: _Saving, _: weakref.ref[Any]) -> None:
+        """Note that the node has let go of a value that it reads late."""
+        saving.node_until = self.ledger.moment
 
     def _is_noted(self, storage: int, call: int) -> bool:
         """Say whether a plan may decide about a storage that a call saves, in that call or in a chain."""
@@ -533,8 +586,9 @@ class _Watch(StepRecorder):
                 call.unasked.add(each.storage)
             found = call.redemptions if self._is_planned(each.storage, each.call) else call.shared
             for number, moment, node in each.asked:
-                times = {"moment": moment, "until": deaths[number], "released": released}
-                found.append(Redemption(storage=each.storage, node=node, **times))
+                until = deaths[number]
+                times = {"moment": moment, "until": until, "node_until": max(until, each.node_until)}
+                found.append(Redemption(storage=each.storage, node=node, released=released, **times))
         shared = [redemption for call in self.calls for redemption in call.shared]
         unshared = {redemption.storage: deaths[redemption.storage] for redemption in shared}
         for redemption in shared:
@@ -569,9 +623,13 @@ class _Watch(StepRecorder):
         """
         for call in self.calls:
             own = [self._operators[index] for index in call.operators]
+            read = {each for operator in own for each in operator.reads} & sizes.keys()
+            again = call.checkpointed.asked
+            if again is not None and not all(_size_at(sizes[number], again) for number in read):
+                call.checkpointed.is_possible = False
             moved = {
                 number
-                for number in {each for operator in own for each in operator.reads} & sizes.keys()
+                for number in read
                 if not _size_at(sizes[number], call.start) or not _size_at(sizes[number], call.end)
             }
             makers: dict[int, list[int]] = {}
@@ -622,6 +680,7 @@ class _Saving:
         asked: life of each copy that backward got, the moment, and the name of the node that asked for it.
         released: moment at which the graph let go of it; `None` where it never did.
         is_late: whether backward reads it later than it asks for it.
+        node_until: last moment at which its node has what becomes the value when it is read.
     """
 
     storage: int
@@ -629,6 +688,7 @@ class _Saving:
     layout: MemoryLayout
     asked: list[tuple[int, int, str]] = field(default_factory=list)
     released: int | None = None
+    node_until: int = -1
     is_late: bool = False
 
 

@@ -31,6 +31,7 @@ class StepOperator(RecordedOperator):
         private_bytes: bytes that it makes and frees on top of results.
         random_states: generators whose state decides its result.
         is_repeatable: whether a plan may run it again.
+        others: storages that it makes besides results: tensors of Python numbers, which autograd may save.
     """
 
     call: int
@@ -40,6 +41,7 @@ class StepOperator(RecordedOperator):
     private_bytes: int
     random_states: int
     is_repeatable: bool
+    others: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +50,7 @@ class Redemption:
 
     Fields:
         until: the last moment at which the node holds it.
+        node_until: the same, if the node gets it when it asks; later than `until` where it reads it late.
         released: the last moment at which the graph holds what autograd has saved; later than `until` where a
             gradient is summed to the shape of its input.
     """
@@ -55,6 +58,7 @@ class Redemption:
     storage: int
     moment: int
     until: int
+    node_until: int
     released: int
     node: str
 
@@ -62,6 +66,28 @@ class Redemption:
     def held_until(self) -> int:
         """The last moment at which node or graph hold the value, if autograd saves it itself."""
         return max(self.until, self.released)
+
+
+@dataclass(kw_only=True, slots=True)
+class Checkpointed:
+    """The facts of a call that a checkpoint around its forward follows from.
+
+    Fields:
+        given: storages of its inputs.
+        operators: how many of the block's operators have run when autograd saves for the last time.
+        asked: first moment at which backward asks for anything that was saved, weights included.
+        released: last moment at which the graph holds anything of it.
+        waiting: how many saved tensors the graph holds after the step.
+        is_possible: whether Python code may run again: no hooks inside of the block, nor units of FSDP, nor
+            chunks; and what its modules hold is in backward what forward found.
+    """
+
+    given: frozenset[int] = frozenset()
+    operators: int = 0
+    asked: int | None = None
+    released: int = -1
+    waiting: int = 0
+    is_possible: bool = False
 
 
 @dataclass(kw_only=True, slots=True)
@@ -87,6 +113,7 @@ class BlockCall:
             `None` where none do.
         caller_sizes: sizes of the inputs of that module.
         before: those operators, the first ones of the call.
+        checkpointed: what a checkpoint around it would do.
     """
 
     fqn: str
@@ -103,6 +130,7 @@ class BlockCall:
     caller: str | None = None
     caller_sizes: tuple[TensorSize, ...] = ()
     before: tuple[PriorOperator, ...] = ()
+    checkpointed: Checkpointed = field(default_factory=Checkpointed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

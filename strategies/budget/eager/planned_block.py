@@ -22,11 +22,13 @@ from strategies.budget.plan import BlockPlan
 from strategies.estimate.tensors import tensors_in
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.inner_units import gathered_aside, inner_units
+from strategies.regions.recomputation import Recomputation
 from strategies.regions.saved_tensors import unpacked
 from strategies.step.call_sizes import (
     OTHER_OPERATORS,
     OTHERS_BEFORE,
     difference,
+    input_key,
     input_sizes,
     parameter_sizes,
     size_key,
@@ -180,6 +182,10 @@ class PlannedBlock:
             warnings.warn(problem, stacklevel=2)
 
 
+def _checkpoint() -> Recomputation:
+    return Recomputation(preserve_rng_state=True, early_stop=True, use_reentrant=False)
+
+
 @dataclass(kw_only=True, slots=True, eq=False)
 class PlannedModule:
     """A region that carries out the plan of one block, or of one of its modules.
@@ -201,6 +207,7 @@ class PlannedModule:
     number: int = 0
     is_for_training: bool = False
     is_compiled: bool = False
+    _checkpoint: Recomputation = field(default_factory=_checkpoint)
     _planned_key: list[Any] | None = None
     _units: list[FSDPModule] | None = None
 
@@ -227,6 +234,9 @@ class PlannedModule:
         is_other_mode = self.is_for_training and not module.training
         if block.plan.plain or is_other_mode or not torch.is_grad_enabled():
             return body(*args, **kwargs)
+        if block.plan.rerun:
+            self._is_exact(module, args, kwargs)
+            return self._checkpoint(module, body, args, kwargs)
         tape = self._tape(module, args, kwargs)
         if tape is None:
             return body(*args, **kwargs)
@@ -280,7 +290,8 @@ class PlannedModule:
         name = plan.modules[self.number] if plan.modules else ""
         if name and self.number:  # sizes of inputs belong to the first module of a call
             args, kwargs = (), {}
-        key = size_key(module, args, kwargs)
+        # a checkpoint asks for the parameters itself
+        key = input_key(args, kwargs) if plan.rerun else size_key(module, args, kwargs)
         if key == self._planned_key:
             return True
         planned = self._planned_sizes(name)

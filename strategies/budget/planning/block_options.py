@@ -15,7 +15,8 @@ import torch
 
 from strategies.budget.planning.block_program import BlockProgram, PlannedCall
 from strategies.budget.planning.least_bytes import LeastBytes
-from strategies.budget.planning.simulation import PLAIN, Decision, Effect, effect_of
+from strategies.budget.planning.rerun import Rerun
+from strategies.budget.planning.simulation import PLAIN, RERUN, Decision, Effect, effect_of
 from strategies.estimate.operator_cost import machine_for
 from strategies.step.step_graph import StepGraph
 
@@ -73,8 +74,9 @@ class CallOptions:
         cost: what running again costs.
         random_state_bytes: bytes on the device of the state of a random operator.
         may_offload: whether values may wait on the host.
-        taped_operator_s: seconds that it takes to follow an operator of a block that is not plain.
+        taped_operator_s: seconds that it takes to follow an operator of a block that has a tape.
         known: decisions that the search begins with, beside cuts of the program.
+        rerun: what happens where its forward runs again as a whole; `None` where it may not.
     """
 
     def __init__(
@@ -87,9 +89,10 @@ class CallOptions:
         may_offload: bool = False,
         taped_operator_s: float = 0.0,
         known: Sequence[Decision] = (),
+        rerun: Rerun | None = None,
     ) -> None:
         self.call = call
-        self._known = known
+        self._known, self._rerun = known, rerun
         self._movable = _worth_moving(call.program) if may_offload else frozenset[int]()
         self._machine = machine_for(torch.device(graph.device))
         self._cost = cost
@@ -97,6 +100,9 @@ class CallOptions:
         self._random_state_bytes = random_state_bytes
         self.backward_start = min(call.asked, default=call.end)
         self.backward_end = max((*call.until, *call.released), default=call.end)
+        if rerun is not None:
+            self.backward_start = min(self.backward_start, rerun.asked)
+            self.backward_end = max(self.backward_end, rerun.released)
         held = graph.held_bytes
         self._forward = held[call.start : call.end + 1] - held[call.start]
         self._backward = held[self.backward_start : self.backward_end + 1] - held[self.backward_start]
@@ -119,15 +125,20 @@ class CallOptions:
             for at, gain in call.gains
         ]
         ends = (tuple(each) for each in (moments, deaths, later, late, outer, gains))
-        return call.program, *ends, shape
+        rerun = None if self._rerun is None else self._rerun.relative(call.start, self.backward_start)
+        return call.program, *ends, shape, rerun
 
     def option(self, decision: Decision) -> Option:
         """Return what follows from a decision, or from none where it runs and moves nothing."""
-        call = self.call
-        effect = effect_of(call, decision, random_state_bytes=self._random_state_bytes, machine=self._machine)
-        if not (decision.is_plain or effect.runs or decision.offload):
-            return self.option(PLAIN)  # the block runs untouched
-        effect.seconds += 0.0 if decision.is_plain else self.taped_s
+        call, state_bytes = self.call, self._random_state_bytes
+        if decision.is_rerun:
+            assert self._rerun is not None, "it is tried only where it is possible"
+            effect = self._rerun.effect(state_bytes)
+        else:
+            effect = effect_of(call, decision, random_state_bytes=state_bytes, machine=self._machine)
+            if not (decision.is_plain or effect.runs or decision.offload):
+                return self.option(PLAIN)  # the block runs untouched
+            effect.seconds += 0.0 if decision.is_plain else self.taped_s
         forward_bytes, left_bytes, backward_bytes = self.highest(effect)
         return Option(
             decision=decision,
@@ -182,7 +193,8 @@ class CallOptions:
 
     def found(self) -> list[Option]:
         """Return what `all` does, found anew."""
-        tried = dict.fromkeys([PLAIN, *_cuts(self.call.program), *self._known])
+        rerun = () if self._rerun is None else (RERUN,)
+        tried = dict.fromkeys([PLAIN, *rerun, *_cuts(self.call.program), *self._known])
         options = thinned(map(self.option, tried))
         moved = dict.fromkeys(each for option in options for each in self._on_host(option.decision))
         tried |= moved

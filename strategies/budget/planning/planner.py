@@ -30,6 +30,7 @@ from strategies.budget.planning.group_options import GroupOption, Groups
 from strategies.budget.planning.group_simulation import group_effect
 from strategies.budget.planning.lower_bound import LowerBound
 from strategies.budget.planning.recomputation import LeastFlops
+from strategies.budget.planning.rerun import rerun_of
 from strategies.budget.planning.simulation import (
     PLAIN,
     RANDOM_STATE_BYTES,
@@ -160,8 +161,12 @@ class Planner:
             random_state_bytes=self._random_state_bytes,
             taped_operator_s=_TAPED_OPERATOR_S if is_taped else 0.0,
         )
-        self._callers = [caller_of(call, may_offload=host_bytes > 0) for call in self._calls]
-        self._without_host = [caller_of(call) for call in self._calls] if host_bytes else []
+        found = [
+            partial(caller_of, call, rerun=rerun_of(graph, number, self._calls) if is_taped else None)
+            for number, call in enumerate(self._calls)
+        ]
+        self._callers = [each(may_offload=host_bytes > 0) for each in found]
+        self._without_host = [each() for each in found] if host_bytes else []
         self._unplanned = self._why_unplanned()
         self._stages = self._made_stages()
         self._groups: Groups | None = None
@@ -255,7 +260,8 @@ class Planner:
         found = block_plan(planned, replace(chosen.option, effect=chosen.effect))
         reason = self._unplanned.get(call.fqn)
         if not found.plain:
-            yield _of_call(found, call)
+            of_call = _of_call(found, call)
+            yield of_call.parted()[1] if found.rerun else of_call
         elif not call.modules:
             yield found if reason is None else replace(found, why=f"no plan is made for blocks that {reason}")
 
@@ -564,6 +570,19 @@ def block_plan(call: PlannedCall, option: Option) -> BlockPlan:
     )
     if decision.is_plain:
         return plain
+    if decision.is_rerun:
+        return replace(
+            plain,
+            plain=False,
+            rerun=True,
+            recompute=values(list(program.saved)),
+            kept_bytes=0,
+            extra_flops=effect.flops,
+            why=(
+                f"its forward runs again as a whole, without a tape, for {len(program.saved)} saved values; "
+                f"{option.left_bytes} bytes wait for backward"
+            ),
+        )
     saved_again = [storage for storage in program.saved if storage not in decision.resident]
     kept_bytes = sum(program.nbytes[storage] for storage in decision.keep)
     return replace(

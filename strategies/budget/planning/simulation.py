@@ -7,7 +7,7 @@ A call runs its units for the requests of backward. A member of a group runs som
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,12 +30,14 @@ class Decision:
         offload: storages that wait on the host; inputs of the block may be among them.
         again: storages that are made anew for each request that needs them, and dropped after it.
         is_plain: whether the block runs untouched.
+        is_rerun: whether its forward runs again as a whole, without a tape (see `rerun`).
     """
 
     keep: frozenset[int] = frozenset()
     offload: frozenset[int] = frozenset()
     again: frozenset[int] = frozenset()
     is_plain: bool = False
+    is_rerun: bool = False
 
     @property
     def resident(self) -> frozenset[int]:
@@ -43,7 +45,7 @@ class Decision:
         return self.keep | self.offload
 
 
-PLAIN = Decision(is_plain=True)
+PLAIN, RERUN = Decision(is_plain=True), Decision(is_rerun=True)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -61,6 +63,8 @@ class Effect:
         second_peak_bytes: most bytes that they add while they run.
         second_bytes: bytes that there are more after them.
         linked_bytes: bytes of what the call reads of the call before in its group, and is made again.
+        inputs: last moments without and with the effect, and bytes, of storages that a checkpoint holds as
+            inputs, by their numbers in the step. `gains` has them; `totals_of` counts each once.
     """
 
     gains: Counter[int] = field(default_factory=Counter)
@@ -74,6 +78,7 @@ class Effect:
     second_peak_bytes: int = 0
     second_bytes: int = 0
     linked_bytes: int = 0
+    inputs: Mapping[int, tuple[int, int, int]] = field(default_factory=dict)
 
     def most_bytes(self, start: int, end: int) -> int:
         """Return the most bytes that the effect adds at the moments from `start` to `end`."""
@@ -144,6 +149,12 @@ def totals_of(graph: StepGraph, effects: Sequence[Effect]) -> npt.NDArray[np.int
         moments = np.fromiter(effect.gains.keys(), dtype=np.int64, count=len(effect.gains))
         added = np.fromiter(effect.gains.values(), dtype=np.int64, count=len(effect.gains))
         np.add.at(gains, np.minimum(moments, len(gains) - 1), added)
+    known: dict[int, int] = {}  # until when each input is held
+    for storage, (death, until, nbytes) in (each for effect in effects for each in effect.inputs.items()):
+        if storage in known:  # counted twice until the earlier moment
+            gains[death + 1] -= nbytes
+            gains[min(until, known[storage]) + 1] += nbytes
+        known[storage] = max(until, known.get(storage, until))
     return graph.held_bytes + np.cumsum(gains)[:-1]
 
 

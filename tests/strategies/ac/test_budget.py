@@ -377,7 +377,7 @@ UNSUITABLE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "another format": (
         {"format": "0"},
-        "ac.plan_file: holds no plan of this version, 'acbench budget plan 10'; make it again",
+        "ac.plan_file: holds no plan of this version, 'acbench budget plan 11'; make it again",
     ),
 }
 

@@ -70,7 +70,9 @@ def written(values: int, *, seed: int, writes: bool = False) -> StepGraph:
             maker = calls[int(asked >= values // 2)]
             asks = which.choice(calls)
             (asks.redemptions if asks is maker else asks.shared).append(
-                Redemption(storage=asked, moment=moment, until=until, released=until, node="")
+                Redemption(
+                    storage=asked, moment=moment, until=until, node_until=until, released=until, node=""
+                )
             )
             moment += chance.choice([0, 1])
         moment += chance.choice([1, 2])

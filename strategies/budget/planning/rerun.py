@@ -1,0 +1,170 @@
+"""The bytes and the work of a block that a checkpoint recomputes as a whole, like `ac=full`, without a tape.
+
+Forward holds the inputs, and the state of torch's generator, until the graph has let go of all that it has
+saved. When backward first asks for anything, Python code of the block runs again up to the last tensor that
+autograd saves. All of these are there then; a node that asks for one holds it until it is done, also one that
+a tape would make later.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from strategies.budget.planning.block_program import PlannedCall
+from strategies.budget.planning.simulation import Effect
+from strategies.step.step_graph import BlockCall, StepGraph, StepOperator
+
+REGION_S, OPERATOR_S = 4e-4, 2.8e-5
+"""Seconds of a checkpoint, and of Python code for each operator that runs again, without the operator."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rerun:
+    """What happens when the forward of a call runs again as a whole.
+
+    Fields:
+        start: moment before its forward.
+        asked: moment at which it runs again.
+        released: last moment at which the graph holds anything of it.
+        units: units of the call's program that begin to run again.
+        flops, seconds: their work, and that of the checkpoint.
+        peak_bytes: most bytes that there are more while it runs again.
+        saved: last moment and bytes of each storage that is there then.
+        given: each input that is held longer: last moments without and with that, and bytes.
+    """
+
+    start: int
+    asked: int
+    released: int
+    units: tuple[int, ...]
+    flops: int
+    seconds: float
+    peak_bytes: int
+    saved: tuple[tuple[int, int], ...]
+    given: Mapping[int, tuple[int, int, int]]
+
+    def effect(self, random_state_bytes: int) -> Effect:
+        """Return what it changes.
+
+        Args:
+            random_state_bytes: bytes on the device of the state of torch's generator.
+        """
+        gains = Counter[int]()
+        for last, until, nbytes in (*self.given.values(), (self.start, self.released, random_state_bytes)):
+            gains[last + 1] += nbytes
+            gains[until + 1] -= nbytes
+        gains[self.asked + 1] += sum(nbytes for _, nbytes in self.saved)
+        for last, nbytes in self.saved:
+            gains[last + 1] -= nbytes
+        return Effect(
+            gains=gains,
+            peaks={self.asked: self.peak_bytes + random_state_bytes},
+            flops=self.flops,
+            seconds=self.seconds,
+            runs=self.units,
+            inputs=self.given,
+        )
+
+    def relative(self, forward: int, backward: int) -> tuple[object, ...]:
+        """Return what is equal for calls that differ in the moments alone at which both windows begin."""
+        return (
+            self.start - forward,
+            self.asked - backward,
+            self.released - backward,
+            self.peak_bytes,
+            tuple((last - backward, nbytes) for last, nbytes in self.saved),
+            tuple((last - forward, nbytes) for last, _, nbytes in self.given.values()),
+        )
+
+
+def rerun_of(graph: StepGraph, number: int, calls: Sequence[PlannedCall]) -> Rerun | None:
+    """Return how a call runs again as a whole; `None` where it may not, or nobody could tell its bytes.
+
+    Args:
+        number: number of the call.
+        calls: all calls of the step.
+    """
+    call = graph.calls[number]
+    own = [graph.operators[index] for index in call.operators[len(call.before) :]]
+    facts = call.checkpointed
+    if facts.asked is None or not _may_run(graph, call, own, facts.asked):
+        return None
+    again = [each for each in own if each.ordinal < facts.operators + len(call.before)]
+    end = len(graph.held_bytes) - 1
+    made = {storage for each in own for storage in each.makes}
+    outside = {s for each in own for s in each.reads} | {
+        each.storage for each in (*call.redemptions, *call.shared)
+    }
+    if any(graph.deaths[s] < end for s in outside - made - facts.given - graph.gathered):
+        return None
+    given = [s for s in facts.given if graph.deaths[s] < facts.released]
+    if any(_is_others(graph, storage, number, calls) for storage in given):
+        return None
+    held = {storage: (graph.deaths[storage], facts.released, graph.nbytes[storage]) for storage in given}
+    until: dict[int, int] = {}
+    for each in call.redemptions:
+        if each.storage in made:
+            until[each.storage] = max(each.node_until, until.get(each.storage, -1))
+    units = calls[number].program.units
+    ordinals = {each.ordinal for each in again}
+    return Rerun(
+        start=own[0].start if own else call.start,
+        asked=facts.asked,
+        released=facts.released,
+        units=tuple(index for index, unit in enumerate(units) if unit.operators[0] in ordinals),
+        flops=sum(each.flops for each in again),
+        seconds=REGION_S + sum(each.seconds + OPERATOR_S for each in again),
+        peak_bytes=max(_totals(graph, again, until.keys()), default=0),
+        saved=tuple((last, graph.nbytes[storage]) for storage, last in until.items()),
+        given=held,
+    )
+
+
+def _may_run(graph: StepGraph, call: BlockCall, own: Sequence[StepOperator], asked: int) -> bool:
+    """Say whether a call's forward may run twice: it changes nothing, and finds its inputs again."""
+    made = {storage for each in own for storage in each.makes}
+    is_alone = sum(each.fqn == call.fqn for each in graph.calls) == 1
+    is_plain = not (call.modules or call.has_own_hooks or call.unasked) and asked >= call.end
+    writes = {s for each in graph.operators if each.end > call.start and each not in own for s in each.writes}
+    return (
+        call.checkpointed.is_possible
+        and not call.checkpointed.waiting
+        and not graph.stages
+        and is_alone
+        and is_plain
+        and all(each.is_repeatable and each.writes <= made for each in own)
+        and writes.isdisjoint(call.checkpointed.given)
+    )
+
+
+def _is_others(graph: StepGraph, storage: int, number: int, calls: Sequence[PlannedCall]) -> bool:
+    """Say whether a tape of another call may hold a storage longer than the step does, too."""
+    for other, call in enumerate(calls):
+        if other == number:
+            continue
+        if (
+            storage in call.outer_storages
+            and max((*call.until, *call.released), default=-1) > graph.deaths[storage]
+        ):
+            return True
+        if storage in call.storages:
+            own = call.storages.index(storage)
+            program = call.program
+            if own in program.saved or any(own in unit.reads for unit in program.units):
+                return True
+    return False
+
+
+def _totals(graph: StepGraph, again: Sequence[StepOperator], saved: Container[int]) -> Iterator[int]:
+    """Yield the bytes while operators run again: what autograd does not save dies where it did in forward."""
+    live: dict[int, int] = {}
+    for each in again:
+        live = {
+            storage: nbytes
+            for storage, nbytes in live.items()
+            if storage in saved or graph.deaths[storage] >= each.start
+        }
+        live |= {storage: graph.nbytes[storage] for storage in (*each.makes, *each.others)}
+        yield sum(live.values())
