@@ -121,7 +121,7 @@ class Recomputation:
         return highest
 
     def _most(self, moment: Moment, room_bytes: int, *, is_whole: bool = False) -> float:
-        """Return a cost that is enough at a moment.
+        """Return what the least cost at a moment is not above.
 
         All that costs anything is carried, but what costs least for its bytes, which runs again.
 
@@ -138,7 +138,7 @@ class Recomputation:
                 break
             cost += maker.cost * (1.0 if is_whole else min(1.0, over / carried[maker]))
             over -= carried[maker]
-        return cost
+        return cost * (1 - _MARGIN)
 
     def _least(self, moment: Moment, room_bytes: int, *, is_whole: bool = False) -> float:
         """Return the least cost at a moment.
