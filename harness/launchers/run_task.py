@@ -27,11 +27,14 @@ from harness.trial.trial_plan import BASELINES, ENTRY, TrialPlan
 
 PRELOAD = (
     ENTRY.partition(":")[0],
+    "harness.models.parts.decoder",
+    "harness.models.parts.image_classifier",
     "scipy.optimize",
     "scipy.sparse",
+    "scipy.sparse.csgraph",
     "harness.measure.environment:note_own_code",
 )
-"""What a trial's ranks need, the agent's own aside; SciPy solves for its bound."""
+"""What a trial's ranks need, the agent's own aside; SciPy solves for its bound and plans."""
 
 Supervise = Callable[[RankJob], Outcome]
 Job = Mapping[str, Any]
