@@ -209,7 +209,7 @@ NETWORKS: dict[str, Callable[[], list[nn.Module]]] = {
         Residual(nn.Sequential(linear(16, 48), nn.GELU(), linear(48, 16))) for _ in range(2)
     ],
     "cheap operators": lambda: [
-        nn.Sequential(linear(16, 16), nn.Tanh(), nn.Sigmoid(), nn.SiLU(), nn.Tanh()) for _ in range(2)
+        nn.Sequential(linear(16, 16), nn.Tanh(), nn.Sigmoid(), nn.SiLU()) for _ in range(2)
     ],
 }
 
