@@ -8,6 +8,7 @@ import pickle
 import warnings
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from strategies.written.file_text import BlockRules, offloading_file, recomputing_file, rules_file
 from strategies.written.heavy_operators import rules_for
 from strategies.written.loaded_file import apply_of
+from tests.covering import matrix
 from tests.strategies.toys import Stack, differences, toy, train_step
 from tests.strategies.written.written_toys import TOKENS, loaded, operators_of, rules_of
 
@@ -84,13 +86,15 @@ SETTINGS: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
-@each_file
-@pytest.mark.parametrize("train", SETTINGS.values(), ids=SETTINGS)
-@pytest.mark.parametrize("name", ["biased", "no_dropout", "keyword_inputs"])
+@pytest.mark.parametrize(
+    ("file", "setting", "name"),
+    matrix([*product(FILES, SETTINGS, ["biased", "no_dropout", "keyword_inputs"])]),
+)
 def test_a_step_is_that_of_the_plain_model_bit_for_bit(
-    tmp_path: Path, text: Callable[[], str], train: Callable[[nn.Module], Any], name: str
+    tmp_path: Path, file: str, setting: str, name: str
 ) -> None:
-    assert differences(train(toy(name)), train(applied(tmp_path, text(), toy(name)))) == []
+    train = SETTINGS[setting]
+    assert differences(train(toy(name)), train(applied(tmp_path, FILES[file](), toy(name)))) == []
 
 
 @each_file
