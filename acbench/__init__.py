@@ -12,12 +12,26 @@
 and `strategies`; these are their public names.
 """
 
-from acbench.comparing import Comparison, Row, compare, measure
-from acbench.fitting import Fit, fit
-from harness.check import NotNeutral, assert_neutral
-from harness.errors import ConfigError
-from strategies import StrategyError
-from strategies import ac_variants as strategies
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from acbench.comparing import Comparison, Row, compare, measure
+    from acbench.fitting import Fit, fit
+    from harness.check import NotNeutral, assert_neutral
+    from harness.errors import ConfigError
+    from strategies import StrategyError
+    from strategies import ac_variants as strategies
+
+_MODULES = {
+    "acbench.comparing": ("Comparison", "Row", "compare", "measure"),
+    "acbench.fitting": ("Fit", "fit"),
+    "harness.check": ("NotNeutral", "assert_neutral"),
+    "harness.errors": ("ConfigError",),
+    "strategies": ("StrategyError", "ac_variants"),
+}
 
 __all__ = [
     "Comparison",
@@ -32,3 +46,12 @@ __all__ = [
     "measure",
     "strategies",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return a public name; its module is imported now, because `python -m acbench` answers without torch."""
+    wanted = "ac_variants" if name == "strategies" else name
+    for module, names in _MODULES.items():
+        if name in __all__ and wanted in names:
+            return getattr(import_module(module), wanted)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -238,6 +238,7 @@ EXAMINED_BY = {
 }
 
 EXAMINED_BY_RUNNING = {
+    "acbench/__main__.py": "tests/harness/test_deferred.py",
     "harness/__main__.py": "tests/harness/test_deferred.py",
     "harness/report/__main__.py": "tests/harness/report/test_main.py",
     "harness/report/content/figures/bars.py": "tests/harness/report/formats/test_kept_pages.py",

@@ -116,8 +116,12 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
 
 
 def test_help_needs_no_torch() -> None:
-    done, heavy = _run("harness", "--help")
-    assert (done.returncode, heavy) == (0, [])
+    said = []
+    for module in ("harness", "acbench"):
+        done, heavy = _run(module, "--help")
+        assert (done.returncode, heavy) == (0, []), module
+        said.append(done.stdout)
+    assert said[0] == said[1]
 
 
 @pytest.mark.parametrize(("words", "message"), REFUSALS.values(), ids=REFUSALS)

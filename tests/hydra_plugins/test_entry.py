@@ -40,6 +40,7 @@ def test_a_folder_that_hides_ours_is_named(tmp_path: Path, package: str, functio
         pytest.param("-c 'import hydra_plugins.acbench.entry as e; e.main()' --help", id="acbench"),
         pytest.param("-c 'import hydra_plugins.acbench.entry as e; e.report()' --help", id="acbench-report"),
         pytest.param("-m harness --help", id="python -m harness"),
+        pytest.param("-m acbench --help", id="python -m acbench"),
     ],
 )
 def test_a_command_whose_output_nobody_reads_ends_quietly(program: str) -> None:
