@@ -62,12 +62,12 @@ def _stopped(graph: ModelGraph) -> str:
         "shard of features"
     )
     for fqn, reason in graph.unsplit.items():
-        return f"{problem}: {fqn!r} {reason}; use mesh.tp=1"
+        return f"{problem}: {fqn!r} {reason}; use shard=none and mesh.tp=1"
     stop = first_stop(restricted(graph, _is_megatron))
     if stop is None:
-        return f"{problem}; use mesh.tp=1"
+        return f"{problem}; use shard=none and mesh.tp=1"
     sources = ", ".join(repr(graph.nodes[source].name) for source in stop.sources)
-    return f"{problem}: {stop.place or repr(stop.name)} reads {sources}; use mesh.tp=1"
+    return f"{problem}: {stop.place or repr(stop.name)} reads {sources}; use shard=none and mesh.tp=1"
 
 
 def _is_megatron(leaf: LeafModule, option: NodeOption) -> bool:

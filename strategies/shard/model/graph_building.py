@@ -276,11 +276,11 @@ def _recorded(model: nn.Module, sample: tuple[Any, ...]) -> tuple[Forward, fx.Gr
             graph, whole = forward.on_wholes()
     except StrategyError as error:
         problem = f"needs a forward that can be followed; {error.problem}"
-        raise StrategyError("shard", f"{problem}; use mesh.tp=1") from error
+        raise StrategyError("shard", f"{problem}; use shard=none and mesh.tp=1") from error
     for step in whole.steps:
         if any(isinstance(size, torch.SymInt) for shape in step.shapes for size in shape):
             problem = f"needs sizes that do not depend on data; those of {described(step)} do"
-            raise StrategyError("shard", f"{problem}; use mesh.tp=1")
+            raise StrategyError("shard", f"{problem}; use shard=none and mesh.tp=1")
     return forward, graph, whole
 
 

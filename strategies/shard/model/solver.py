@@ -71,7 +71,7 @@ def cheapest(graph: ModelGraph, limits: Limits) -> Choice | None:
     if problem is None:
         return None
     problem = f"needs code that does on a shard what it does on the whole; {problem}"
-    raise StrategyError("shard", f"{problem}; use mesh.tp=1")
+    raise StrategyError("shard", f"{problem}; use shard=none and mesh.tp=1")
 
 
 def first_stop(graph: ModelGraph) -> Node | None:

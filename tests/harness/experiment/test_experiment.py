@@ -280,6 +280,12 @@ _BUDGET = "ac=budget ac.fraction=0.9"
             ],
             id="a backward in two parts",
         ),
+        pytest.param(
+            "mesh=tp2 shard=megatron model=moe_nano",
+            "use shard=none and mesh.tp=1",
+            ["mesh=tp2 shard=none model=moe_nano mesh.tp=1"],
+            id="sizes that depend on data on shards",
+        ),
     ],
 )
 def test_what_follows_a_remedy_composes(refused: str, remedies: str, followed: list[str]) -> None:

@@ -105,7 +105,7 @@ def test_a_region_may_begin_in_one_block_and_end_in_the_next() -> None:
             "shard=cheapest shard.memory_limit_mib=1": "shard.memory_limit_mib: no plan fits 1.0 MiB a rank; "
             "the smallest takes 28.571",
             "shard=megatron model=moe_nano": "shard: needs sizes that do not depend on data; those of 'where' at "
-            "feed_forward.py do; use mesh.tp=1",
+            "feed_forward.py do; use shard=none and mesh.tp=1",
         }
     ),
 )

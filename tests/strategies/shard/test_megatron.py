@@ -71,7 +71,8 @@ def test_refuses_code_that_is_not_known_to_run_on_a_shard() -> None:
     line = Sorted.forward.__code__.co_firstlineno + 1
     assert str(refusal.value) == (
         "shard: the code between the linears that the model's tensor parallel plan splits is not known "
-        f"to run on a shard of features: 'sort' at models.py:{line} reads 'relu'; use mesh.tp=1"
+        f"to run on a shard of features: 'sort' at models.py:{line} reads 'relu'; "
+        "use shard=none and mesh.tp=1"
     )
 
 

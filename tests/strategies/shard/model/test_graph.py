@@ -170,7 +170,8 @@ def test_hooks_that_see_what_nobody_knows_are_refused() -> None:
         model_graph(Outer(), (torch.zeros(2, 2),), AXIS, A100)
     assert str(refusal.value) == (
         "shard: needs a forward that can be followed; "
-        "forward of the model hands a Result to hooks of 'inner', which may see shards in it; use mesh.tp=1"
+        "forward of the model hands a Result to hooks of 'inner', which may see shards in it; "
+        "use shard=none and mesh.tp=1"
     )
 
 
@@ -201,7 +202,7 @@ def test_data_dependent_sizes_are_refused() -> None:
     line = Picks.forward.__code__.co_firstlineno + 1
     followed = f"needs sizes that do not depend on data; those of 'getitem' at test_graph.py:{line} do"
     message = str(refusal.value)
-    assert message.endswith("; use mesh.tp=1")
+    assert message.endswith("; use shard=none and mesh.tp=1")
     # torch 2.11 does not run an embedding of such a size
     assert followed in message or "data-dependent expression" in message
 

@@ -96,7 +96,7 @@ def test_every_plan_computes_what_the_plain_model_does(pool4: RankPool, name: st
 def test_what_is_in_the_way_of_a_shard_of_features_is_named(name: str, message: str) -> None:
     with pytest.raises(StrategyError) as refusal:
         megatron(_graph(name))
-    remedy = "" if message.startswith(_NONE) else "; use mesh.tp=1"
+    remedy = "" if message.startswith(_NONE) else "; use shard=none and mesh.tp=1"
     assert re.sub(r"(?<=\.py):\d+", "", str(refusal.value)) == f"shard: {message}{remedy}"
 
 
