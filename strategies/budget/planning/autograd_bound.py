@@ -18,15 +18,24 @@ Take a moment m after the last forward of a block, and in any such schedule:
    there, carried or made after m: `there` + `again` >= `again` of the reader.
 5. What is held and carried is within the budget, and what waits on the host in the room there.
 
-The bound is the largest over several m (`recomputation`). It says nothing of a backward in another order. A
-storage that is read before it is written to again is charged with its maker alone: such a reader wants less
-than all operators of it give.
+The bound is the largest over several m (`recomputation`).
+
+Of several moments *together*, a schedule has `there` at each, and `again` for what is made from each to the
+next. What is asked for between two of them is there at the first or made before the second, with what its
+maker reads. What is there at the second was so at the first, is held by a node, or was made between. What is
+made at or after a moment is made in one of the times that follow. So what a block near the end of backward
+makes again counts beside what does not fit where backward begins.
+
+The bound says nothing of a backward in another order. A storage that is read before it is written to again is
+charged with its maker alone: such a reader wants less than all operators of it give.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +47,15 @@ from strategies.step.step_graph import BlockCall, StepGraph, StepOperator
 _TRIED = 24
 _WHOLE = 4
 """Moments at which the bound is sought, and those with whole values: of eight networks more changed none."""
+
+_PARTS = 48
+_TOGETHER = 6
+_MORE = 1 + 1e-6
+"""Parts of backward of which a moment is looked at together with others, the most that are added so, and the
+factor by which one has to raise the bound."""
+
+_MOST_TOGETHER = 600
+"""Storages up to which moments are looked at together: in larger steps it takes longer than to plan."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +146,7 @@ class AutogradBound:
             held[each.storage].append((0, each.moment))
         self._most_bytes = backward.held_bytes + self._bytes_over_time(held)
         self.minimum_bytes = int(self._there_bytes.max())
-        self._moments = self._chosen()
+        self._moments, self._spread = self._chosen()
 
     def cost(self, budget_bytes: int, host_bytes: int = 0) -> float:
         """Return the least FLOPs of what runs again within a budget; endless where no schedule keeps it.
@@ -140,6 +158,57 @@ class AutogradBound:
         if self.minimum_bytes > budget_bytes:
             return np.inf
         return self._recomputation.highest(self._moments, budget_bytes + host_bytes, whole=_WHOLE)
+
+    def jointly(self, budget_bytes: int, host_bytes: int = 0, *, enough: float = np.inf) -> float:
+        """Return the least FLOPs by several moments together; 0 where that proves nothing more than `cost`.
+
+        Args:
+            budget_bytes, host_bytes: as of `cost`.
+            enough: what need not be exceeded.
+        """
+        if self.minimum_bytes > budget_bytes:
+            return np.inf
+        if len(self._backward.makers) > _MOST_TOGETHER:
+            return 0.0
+        room = budget_bytes + host_bytes
+        highest = 0.0
+        for count, moments in enumerate(self._growing(room)):
+            if count:
+                highest = max(
+                    highest, self._together(moments, room), self._together(moments, room, is_whole=True)
+                )
+            if highest >= enough:
+                break
+        return highest
+
+    def _growing(self, room_bytes: int) -> Iterator[Sequence[Moment]]:
+        """Yield the dearest moment, then it with others, one more each time, that cost more together."""
+        alone = [self._recomputation.least([each], room_bytes) for each in self._moments]
+        if not alone:
+            return
+        chosen = [self._moments[int(np.argmax(alone))]]
+        yield chosen
+        least = max(alone)
+        others = {each.at: each for each in self._spread if each.at != chosen[0].at}
+        costs = {at: self._together([*chosen, each], room_bytes) for at, each in others.items()}
+        for at in sorted(costs, key=costs.__getitem__, reverse=True):
+            cost = self._together([*chosen, others[at]], room_bytes)
+            if cost > least * _MORE:
+                chosen, least = [*chosen, others[at]], cost
+                yield chosen
+            if len(chosen) > _TOGETHER:
+                return
+
+    def _together(self, moments: Sequence[Moment], room_bytes: int, *, is_whole: bool = False) -> float:
+        """Return the least cost at several moments."""
+        ordered = sorted(moments, key=attrgetter("at"))
+        windows = [self._until(each, then.at) for each, then in pairwise(ordered)]
+        return self._recomputation.least([*windows, ordered[-1]], room_bytes, is_whole=is_whole)
+
+    def _until(self, moment: Moment, end: int) -> Moment:
+        """Return a moment with what is asked for before another one."""
+        asked = (each.storage for each in self._backward.requests if moment.at <= each.moment < end)
+        return replace(moment, soon=frozenset(asked))
 
     def _bytes_over_time(self, spans: Mapping[int, Iterable[tuple[int, int]]]) -> npt.NDArray[np.int64]:
         """Return the bytes of storages at each moment, each in its spans and after its own life.
@@ -157,20 +226,24 @@ class AutogradBound:
                     free = last + 1
         return np.cumsum(changes)[:-1]
 
-    def _chosen(self) -> list[Moment]:
-        """Return the moments of backward at which the most bytes are there or wanted.
+    def _chosen(self) -> tuple[list[Moment], list[Moment]]:
+        """Return the moments of backward at which the most bytes are there or wanted, and some of all parts.
 
-        Between two changes of what is there and wanted, that moment counts at which the most is there.
+        Between two changes of what is there and wanted, that moment counts at which the most is there. So it
+        does in each part of backward.
         """
         start = self._backward.start
         changes = {start, *(self._backward.deaths[storage] + 1 for storage in self._backward.makers)}
         changes.update(at for each in self._backward.requests for at in (each.moment + 1, each.until + 1))
         starts = np.array(sorted(at for at in changes if start <= at < len(self._there_bytes)))
         if not self._backward.requests or not len(starts):
-            return []
+            return [], []
         there, most = (np.maximum.reduceat(each, starts) for each in (self._there_bytes, self._most_bytes))
         highest = np.argsort(-most, kind="stable")[:_TRIED]
-        return [self._moment(int(starts[at]), int(there[at])) for at in highest]
+        parts = [each for each in np.array_split(np.arange(len(starts)), _PARTS) if len(each)]
+        fullest = [int(each[there[each].argmax()]) for each in parts]
+        moments = {at: self._moment(int(starts[at]), int(there[at])) for at in {*map(int, highest), *fullest}}
+        return [moments[int(at)] for at in highest], [moments[at] for at in fullest]
 
     def _moment(self, moment: int, held_bytes: int) -> Moment:
         alive = {storage for storage in self._backward.makers if moment <= self._backward.deaths[storage]}
@@ -182,6 +255,7 @@ class AutogradBound:
             ),
             wanted=frozenset(each.storage for each in self._backward.requests if each.moment >= moment),
             held_bytes=held_bytes,
+            at=moment,
         )
 
 

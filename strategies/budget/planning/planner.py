@@ -214,7 +214,7 @@ class Planner:
             proven_minimum_bytes=self.bound.minimum_bytes(),
             step_flops=self.step_flops,
             extra_flops=sum(effect.flops for effect in effects),
-            **self.least_flops(budget_bytes).in_plan(),
+            **self.least_flops(budget_bytes, sum(effect.flops for effect in effects)).in_plan(),
             extra_s=sum(effect.seconds for effect in effects),
             objective="flops" if self._objective == "both" and chosen is least else self._objective,
             model=self._model(),
@@ -222,15 +222,25 @@ class Planner:
             blocks=tuple(block for each in chosen for block in self._block_plans(each)),
         )
 
-    def least_flops(self, budget_bytes: int) -> LeastFlops:
-        """Return the bounds of FLOPs; 0, which always holds, where the plan makes seconds least."""
+    def least_flops(self, budget_bytes: int, enough: float = np.inf) -> LeastFlops:
+        """Return the bounds of FLOPs; 0, which always holds, where the plan makes seconds least.
+
+        Args:
+            budget_bytes: the budget.
+            enough: what the bound of autograd need not exceed.
+        """
         if self._objective == "time":
             return LeastFlops(0.0, 0.0)
         if budget_bytes not in self._least:
             of_any = self.bound.cost(budget_bytes, self._host_bytes)
             of_autograd = self.autograd_bound.cost(budget_bytes, self._host_bytes)
             self._least[budget_bytes] = LeastFlops(of_any, max(of_any, of_autograd))
-        return self._least[budget_bytes]
+        of_any, of_autograd = self._least[budget_bytes]
+        if of_autograd < enough - _CLOSE * self.step_flops:
+            jointly = self.autograd_bound.jointly(budget_bytes, self._host_bytes, enough=enough)
+            of_autograd = max(of_autograd, jointly)
+            self._least[budget_bytes] = LeastFlops(of_any, of_autograd)
+        return LeastFlops(of_any, of_autograd)
 
     def limits(self) -> str:
         """Return what no plan makes smaller, for the end of a sentence."""
@@ -279,7 +289,7 @@ class Planner:
         Where the host has little room, few of the states with bytes there are compared: so one that has none
         there may be cheaper.
         """
-        least = self.least_flops(budget_bytes).of_autograd
+        least = self.least_flops(budget_bytes, enough=0.0).of_autograd
         enough = np.inf if self._objective == "time" else least + _CLOSE * self.step_flops
         found = [
             self._within(budget_bytes, self._stages, self._spans, host_bytes, enough)

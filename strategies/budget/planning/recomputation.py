@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,11 +78,15 @@ class Moment:
         there: storages that are there then.
         wanted: storages that are needed afterwards.
         held_bytes: bytes of what is there then, with those of `there`.
+        at: its number, where several are looked at together.
+        soon: those of `wanted` that are needed before the next of them.
     """
 
     there: frozenset[int]
     wanted: frozenset[int]
     held_bytes: int
+    at: int = 0
+    soon: frozenset[int] = frozenset()
 
 
 class Recomputation:
@@ -110,14 +115,14 @@ class Recomputation:
         for at in sorted(range(len(moments)), key=most.__getitem__, reverse=True):
             if len(dearest) == whole and most[at] < costs[dearest[-1]]:
                 break  # none of the others costs as much
-            costs[at] = self._least(moments[at], room_bytes) if most[at] else 0.0
+            costs[at] = self.least([moments[at]], room_bytes) if most[at] else 0.0
             dearest = sorted(sorted(costs), key=costs.__getitem__, reverse=True)[:whole]
         highest = max(costs.values(), default=0.0)
         if not 0 < highest < np.inf:
             return highest
         for at in dearest:
             if self._most(moments[at], room_bytes, is_whole=True) > highest:
-                highest = max(highest, self._least(moments[at], room_bytes, is_whole=True))
+                highest = max(highest, self.least([moments[at]], room_bytes, is_whole=True))
         return highest
 
     def _most(self, moment: Moment, room_bytes: int, *, is_whole: bool = False) -> float:
@@ -126,7 +131,7 @@ class Recomputation:
         All that costs anything is carried, but what costs least for its bytes, which runs again.
 
         Args:
-            room_bytes, is_whole: as of `_least`.
+            room_bytes, is_whole: as of `least`.
         """
         made: Counter[Maker] = Counter()
         for storage in needed(moment.wanted - moment.there, lambda each: self._reads(each, moment)):
@@ -140,56 +145,129 @@ class Recomputation:
             over -= carried[maker]
         return cost * (1 - _MARGIN)
 
-    def _least(self, moment: Moment, room_bytes: int, *, is_whole: bool = False) -> float:
-        """Return the least cost at a moment.
+    def least(self, moments: Sequence[Moment], room_bytes: int, *, is_whole: bool = False) -> float:
+        """Return the least cost of what runs again after the first of some moments.
 
         Args:
+            moments: moments of the same schedules, in order of time.
             room_bytes: most bytes of what is there or carried.
             is_whole: whether a storage is carried or not, and a maker runs or not; else both may be in part.
                 0 where the step is too large for that.
         """
-        room = room_bytes - moment.held_bytes
-        wanted = moment.wanted - moment.there
-        if room < 0 or sum(self._nbytes[storage] for storage in wanted) <= room:
-            return np.inf if room < 0 else 0.0
-        storages = sorted(needed(wanted, lambda each: self._reads(each, moment)))
-        column = {storage: index for index, storage in enumerate(storages)}
-        makers = list(dict.fromkeys(self._makers[storage] for storage in storages))
-        again = {maker: len(storages) + index for index, maker in enumerate(makers)}
-        size = len(storages) + len(makers)
-        if is_whole and size > _MOST_WHOLE:
+        rooms = [room_bytes - moment.held_bytes for moment in moments]
+        lacking = [moment.wanted - moment.there for moment in moments]
+        if min(rooms) < 0:
+            return np.inf
+        if all(self._bytes_of(each) <= room for each, room in zip(lacking, rooms, strict=True)):
             return 0.0
-        # there + again >= 1 of what is wanted; >= again of its reader of what is read
-        rows: list[tuple[tuple[int, float], ...]] = [
-            ((column[storage], 1.0), (again[self._makers[storage]], 1.0)) for storage in wanted
-        ]
-        for maker in makers:
-            for read in maker.reads & column.keys():
-                run = again[self._makers[read]]
-                rows.append(((column[read], 1.0), (run, 1.0), (again[maker], -1.0)))
-        least = np.repeat([1.0, 0.0], [len(wanted), len(rows) - len(wanted)])
-        # bytes are whole: rounding must not forbid what just fits
-        unit_bytes = max(room, 1)
-        rows.append(tuple((column[s], -self._nbytes[s] / unit_bytes) for s in storages))
-        least = np.append(least, -(room + 0.5) / unit_bytes)
-        costs = np.zeros(size)
-        costs[len(storages) :] = [maker.cost for maker in makers]
+        programme = _Programme()
+        windows = [self._window(programme, moment, moment is moments[-1]) for moment in moments]
+        if is_whole and len(programme.costs) > _MOST_WHOLE:
+            return 0.0
+        for moment, window, each, room in zip(moments, windows, lacking, rooms, strict=True):
+            self._cover(programme, window.there, window.later, each)
+            # bytes are whole: rounding must not forbid what just fits
+            unit_bytes = max(room, 1)
+            sizes = [(column, -self._nbytes[each] / unit_bytes) for each, column in window.there.items()]
+            programme.at_least(-(room + 0.5) / unit_bytes, *sizes)
+            if moment is not moments[-1]:
+                self._cover(programme, window.there, window.again, moment.soon - moment.there)
+        for now, then in pairwise(windows):
+            self._follow(programme, now, then)
+        return programme.least(is_whole=is_whole)
+
+    def _bytes_of(self, storages: Iterable[int]) -> int:
+        return sum(self._nbytes[storage] for storage in storages)
+
+    def _window(self, programme: _Programme, moment: Moment, is_last: bool) -> _Window:
+        """Enter the unknowns of what is carried through a moment, and of what runs again after it."""
+        storages = sorted(needed(moment.wanted - moment.there, lambda each: self._reads(each, moment)))
+        there = {storage: programme.unknown() for storage in storages}
+        makers = dict.fromkeys(self._makers[storage] for storage in storages)
+        again = {maker: programme.unknown(maker.cost) for maker in makers}
+        return _Window(there, again, again if is_last else {maker: programme.unknown() for maker in makers})
+
+    def _cover(
+        self,
+        programme: _Programme,
+        there: Mapping[int, int],
+        runs: Mapping[Maker, int],
+        wanted: Iterable[int],
+    ) -> None:
+        """Enter that what is wanted, and what its makers read, is there or made."""
+        for storage in wanted:
+            programme.at_least(1.0, (there[storage], 1.0), (runs[self._makers[storage]], 1.0))
+        for maker in runs:
+            for read in maker.reads & there.keys():
+                run = runs[self._makers[read]]
+                programme.at_least(0.0, (there[read], 1.0), (run, 1.0), (runs[maker], -1.0))
+
+    def _follow(self, programme: _Programme, now: _Window, then: _Window) -> None:
+        """Enter that what runs now or later runs in a window, and what is carried on was there or made."""
+        for maker, later in now.later.items():
+            after = [(then.later[maker], 1.0)] if maker in then.later else []
+            programme.at_least(0.0, (now.again[maker], 1.0), *after, (later, -1.0))
+        for storage in now.there.keys() & then.there.keys():
+            made = now.again[self._makers[storage]]
+            programme.at_least(0.0, (now.there[storage], 1.0), (made, 1.0), (then.there[storage], -1.0))
+
+    def _reads(self, storage: int, moment: Moment) -> frozenset[int]:
+        return (self._makers[storage].reads & self._makers.keys()) - moment.there
+
+
+class _Window(NamedTuple):
+    """The unknowns of a moment, and of the time until the next one.
+
+    Fields:
+        there: of what is carried through it, by storage.
+        again: of makers that run in that time.
+        later: of makers that run in that time or after it.
+    """
+
+    there: dict[int, int]
+    again: dict[Maker, int]
+    later: dict[Maker, int]
+
+
+class _Programme:
+    """A linear programme over unknowns from 0 to 1.
+
+    Attributes:
+        costs: cost of each unknown.
+    """
+
+    def __init__(self) -> None:
+        self.costs: list[float] = []
+        self._rows: list[tuple[tuple[int, float], ...]] = []
+        self._least: list[float] = []
+
+    def unknown(self, cost: float = 0.0) -> int:
+        """Return the number of a new unknown."""
+        self.costs.append(cost)
+        return len(self.costs) - 1
+
+    def at_least(self, least: float, *terms: tuple[int, float]) -> None:
+        """Enter that a sum of unknowns, each with its factor, is at least so much."""
+        self._rows.append(terms)
+        self._least.append(least)
+
+    def least(self, *, is_whole: bool) -> float:
+        """Return a lower bound of the least cost; endless where there is no solution."""
+        size = len(self.costs)
+        costs = np.array(self.costs)
         unit_cost = max(costs.max(initial=0.0), 1e-30)
         optimize = scipy("optimize")
         found = optimize.milp(
             costs / unit_cost,
             integrality=np.full(size, int(is_whole)),
             bounds=optimize.Bounds(0.0, 1.0),
-            constraints=optimize.LinearConstraint(_matrix(rows, size), lb=least),
+            constraints=optimize.LinearConstraint(_matrix(self._rows, size), lb=np.array(self._least)),
             options={"node_limit": _NODES},
         )
         if found.status == _INFEASIBLE:
             return np.inf
         proven = found.mip_dual_bound if is_whole else found.fun
         return float(max(0.0, proven or 0.0) * unit_cost * (1 - _MARGIN))
-
-    def _reads(self, storage: int, moment: Moment) -> frozenset[int]:
-        return (self._makers[storage].reads & self._makers.keys()) - moment.there
 
 
 def _matrix(rows: Sequence[Sequence[tuple[int, float]]], size: int) -> Any:

@@ -188,7 +188,7 @@ def compared(graph: StepGraph) -> Iterator[tuple[float, float]]:
     most = max(schedules.nbytes(moment, everything) for moment in range(schedules.start, schedules.last + 2))
     least = bound.minimum_bytes
     for budget in (least - 1, *(int(least + share * (most - least)) for share in SHARES)):
-        yield bound.cost(budget), schedules.best(budget)
+        yield max(bound.cost(budget), bound.jointly(budget)), schedules.best(budget)
 
 
 @pytest.mark.parametrize("writes", [False, True], ids=["", "written in place"])
@@ -201,6 +201,23 @@ def test_no_schedule_of_a_written_step_beats_the_bound(values: int, writes: bool
     equal = [least for least, best in positive if least == pytest.approx(best)]
     assert len(positive) > 8
     assert len(equal) > 0.4 * len(positive)
+
+
+def test_moments_together_prove_more_than_each_alone_and_stop_at_enough() -> None:
+    found: list[tuple[float, float, float]] = []
+    for seed in range(24):
+        graph = written(6, seed=seed)
+        bound, schedules = bound_of(graph), Schedules(graph)
+        most = max(
+            schedules.nbytes(moment, sum(schedules.bit.values()))
+            for moment in range(schedules.start, schedules.last + 2)
+        )
+        budget = int(bound.minimum_bytes + 0.3 * (most - bound.minimum_bytes))
+        found.append((bound.cost(budget), bound.jointly(budget), schedules.best(budget)))
+        if 0 < found[-1][0] < np.inf:
+            assert bound.jointly(budget, enough=0.0) <= found[-1][1]
+    assert any(alone < together <= best for alone, together, best in found)
+    assert bound.jointly(bound.minimum_bytes - 1) == np.inf
 
 
 NETWORKS: dict[str, Callable[[], list[nn.Module]]] = {
