@@ -86,10 +86,10 @@ def main(words: Sequence[str]) -> int:
     searches: list[Search] = []
     for name in arguments.networks:
         graph = _graph(name)
-        by_blocks = Planner(graph, nests=False).minimum_feasible_bytes
         start = time.process_time()
         planner = Planner(graph)
         seconds = time.process_time() - start
+        by_blocks = Planner(graph, nests=False).minimum_feasible_bytes  # after it: both share options
         searches.append(
             Search(
                 network=name,
