@@ -213,8 +213,13 @@ def _planned(name: str, planner: Planner, by_blocks: int) -> Iterator[Planned]:
     budgets = [asked + part * (plain - asked) for part in _PARTS]
     for budget in map(int, budgets if smallest >= asked else [smallest, *budgets]):
         plan = planner.plan(budget)
+        is_open = plan.extra_flops > plan.lower_bound_autograd_flops * (1 + 1e-6)
         fewest = min(
-            (each.plan(budget).extra_flops for each in others if each.minimum_feasible_bytes <= budget),
+            (
+                each.plan(budget).extra_flops
+                for each in (others if is_open else ())  # none is below the bound
+                if each.minimum_feasible_bytes <= budget
+            ),
             default=plan.extra_flops,
         )
         best, extra, in_order, in_any = map(
