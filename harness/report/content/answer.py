@@ -10,15 +10,10 @@ from typing import Any
 
 from harness.records.record import STATUSES, Record
 from harness.records.verdict import VERDICTS
-from harness.report.content.columns import (
-    is_like_baseline,
-    number_cell,
-    ratio,
-)
-from harness.report.content.columns import ratio_with_interval as interval
-from harness.report.content.recommendation import baseline_among, is_offer, recommendation
+from harness.report.content.columns import number_cell, ratio
+from harness.report.content.recommendation import at_time, baseline_among, is_offer, recommendation
 from harness.report.facts import quantities
-from harness.report.facts.baseline import baseline, is_sharded, of_baseline
+from harness.report.facts.baseline import baseline, is_sharded
 from harness.report.facts.document import NOTHING, CodeText, Line, LinePart, Number, Statement
 from harness.report.facts.labels import fields_that_differ, mesh_sizes
 from harness.report.facts.number_words import NumberUnit, and_more
@@ -133,7 +128,7 @@ def _of_setting(entries: Sequence[Entry], found: ParetoFront, place: str) -> Ite
         yield from _offers(found, saving, place)
     elif tried:
         nothing = f"{place}nothing timed saves peak memory; "
-        needs = (*_saving(tried[0].entry), *_at_time(tried[0].entry))
+        needs = (*_saving(tried[0].entry), *at_time(tried[0].entry))
         yield sentence(nothing, *needs, ".", of=compared)
     elif compared:
         needs = (baseline_among(entries), " needs ", *number_cell(compared[0], quantities.PEAK))
@@ -158,7 +153,7 @@ def _offers(found: ParetoFront, saving: Sequence[TradeOff], place: str) -> Itera
     least, compared = best[0], [point.entry for point in found.points]
     equal = [point for point in best[1:] if point.peak_bytes == least.peak_bytes]
     shared = _shared(equal, len(compared)) if len(compared) > 1 else ()
-    yield sentence(place, *_saving(least.entry), *_at_time(least.entry), *shared, ".", of=compared)
+    yield sentence(place, *_saving(least.entry), *at_time(least.entry), *shared, ".", of=compared)
 
 
 def _best(found: ParetoFront, saving: Sequence[TradeOff]) -> Sequence[TradeOff]:
@@ -181,7 +176,7 @@ def _quickest(found: ParetoFront, saving: Sequence[TradeOff]) -> Iterator[Statem
     least, quickest = best[0], min(best, key=lambda point: point.ratio.median)
     if quickest.peak_bytes == least.peak_bytes:
         return
-    line = (*_saving(quickest.entry), *_at_time(quickest.entry), *_pace(quickest, least, saving))
+    line = (*_saving(quickest.entry), *at_time(quickest.entry), *_pace(quickest, least, saving))
     yield sentence(*line, of=[point.entry for point in found.points])
 
 
@@ -249,10 +244,3 @@ def _saving(entry: Entry) -> Line:
     of: Line = (" of ", *baseline(experiment)) if is_sharded(experiment) else ()
     does: Line = (" saves ", saved) if saved.value > 0 else (" needs ", share)
     return (*name, *does, " of the peak memory", *of, " (", *peak, " of ", whole, ")")
-
-
-def _at_time(entry: Entry) -> Line:
-    line = (" at ", *interval(entry), " the step time")
-    if is_like_baseline(entry):
-        return (*line, ", which cannot be told from ", *of_baseline(entry.record.experiment))
-    return line

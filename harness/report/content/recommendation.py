@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from harness.report.content.columns import ratio_with_interval
+from harness.records.statistics import MIN_PAIRS
+from harness.report.content.columns import is_like_baseline, ratio_with_interval
 from harness.report.facts import quantities
-from harness.report.facts.baseline import baseline, is_sharded
+from harness.report.facts.baseline import baseline, is_sharded, of_baseline
 from harness.report.facts.document import CodeText, Line, LinePart, Statement, plain
 from harness.report.facts.labels import group_name
 from harness.report.facts.number_words import and_more
@@ -91,9 +92,21 @@ def _advice(front: ParetoFront) -> Line | None:
     assert saved is not None, "an offer has a share"
     experiment = point.entry.record.experiment
     of: Line = (" than ", *baseline(experiment)) if is_sharded(experiment) else ()
-    cost = (" at ", *ratio_with_interval(point.entry), " the step time")
     name = CodeText(text=point.entry.choice)
-    return (name, ": ", saved, " less peak memory", *of, *cost, *_on_gpu(front, saved.value))
+    return (name, ": ", saved, " less peak memory", *of, *at_time(point.entry), *_on_gpu(front, saved.value))
+
+
+def at_time(entry: Entry) -> Line:
+    """Return ` at 1.32x [1.29, 1.46] the step time`, as firmly as the timed pairs allow."""
+    time = entry.record.time
+    pairs = 0 if time is None or entry.record.status == "predicted" else time.step_time_s.count
+    if 0 < pairs < MIN_PAIRS:
+        words = f" at a step time that {pairs} timed {'pair' if pairs == 1 else 'pairs'} cannot resolve"
+        return (f"{words} (protocol.timed_pairs={MIN_PAIRS} or more may)",)
+    line = (" at ", *ratio_with_interval(entry), " the step time")
+    if is_like_baseline(entry):
+        return (*line, ", which cannot be told from ", *of_baseline(entry.record.experiment))
+    return line
 
 
 def is_offer(entry: Entry) -> bool:

@@ -49,7 +49,10 @@ def test_five_sentences_say_what_to_use_was_trained_is_best_and_how_it_ended() -
         trial("selective_op", 15 * MIB, 1.0),
         trial("selective_op", 15 * MIB, 1.0, "shard2"),
     ) == [
-        ("On single and shard2, use selective_op: 25% less peak memory at 1.00× [1.00, 1.00] the step time."),
+        (
+            "On single and shard2, use selective_op: 25% less peak memory at 1.00× [1.00, 1.00] the step "
+            "time, which cannot be told from the plain model's."
+        ),
         "gpt_nano with 2.0 MiB of parameters, fp32, on cpu: 1 rank (single), 2 ranks (shard2).",
         (
             "On single, nested saves 50% of the peak memory (10.0 MiB of 20.0 MiB) at 1.20× [1.20, 1.20] "

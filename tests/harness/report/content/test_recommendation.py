@@ -26,13 +26,17 @@ def trial(
     noise: float = 0.0,
     host: bool = False,
     verdict: str = "neutral",
+    pairs: int = 8,
 ) -> Record:
     """Return a trial of a model that needs 20 MiB in 1 s where nothing is done."""
     result = rank_result()
     result["memory"]["peak_bytes"] = int(peak_mib * MIB)
     if host:
         result["memory"]["host_peak_bytes"] = MIB
-    result["time"] |= {"variant_s": [step_s - noise, step_s + noise] * 4, "twin_s": [1.0] * 8}
+    result["time"] |= {
+        "variant_s": ([step_s - noise, step_s + noise] * 4)[:pairs],
+        "twin_s": [1.0] * pairs,
+    }
     options = {} if shard is None else {"shard": {"name": shard}}
     return replace(record(experiment(ac, mesh, **options), result), verdict=verdict)
 
@@ -44,6 +48,7 @@ def sentences(records: list[Record]) -> list[str]:
 
 
 PLAIN = trial("none", 20, 1.0)
+_UNRESOLVED = "at a step time that {} cannot resolve (protocol.timed_pairs=6 or more may)"
 FULL = "full: 50% less peak memory at 1.30× [1.30, 1.30] the step time"
 
 
@@ -53,6 +58,27 @@ FULL = "full: 50% less peak memory at 1.30× [1.30, 1.30] the step time"
         pytest.param([], [], id="no record"),
         pytest.param([PLAIN], [], id="the plain model alone"),
         pytest.param([trial("full", 10, 1.3)], [f"Use {FULL}."], id="one trial"),
+        pytest.param(
+            [trial("full", 10, 1.3, pairs=1)],
+            [f"Use full: 50% less peak memory {_UNRESOLVED.format('1 timed pair')}."],
+            id="one timed pair",
+        ),
+        pytest.param(
+            [trial("full", 10, 1.3, pairs=5)],
+            [f"Use full: 50% less peak memory {_UNRESOLVED.format('5 timed pairs')}."],
+            id="a pair too few",
+        ),
+        pytest.param([trial("full", 10, 1.3, pairs=6)], [f"Use {FULL}."], id="pairs enough"),
+        pytest.param(
+            [trial("full", 10, 1.0, noise=0.05)],
+            [
+                (
+                    "Use full: 50% less peak memory at 1.00× [0.95, 1.05] the step time, which cannot be "
+                    "told from the plain model's."
+                )
+            ],
+            id="an interval around one",
+        ),
         pytest.param(
             [PLAIN, trial("full", 10, 1.3), trial("selective_layer", 15, 1.25)],
             [f"Use {FULL}."],
