@@ -417,7 +417,7 @@ def _preflight(chosen: Settings, launcher: Launcher, elsewhere: Elsewhere) -> Pr
     """
     built, made = elsewhere.refusal, elsewhere.made
     if chosen.show is not None:
-        return Preflight(built=built, made=made)
+        return Preflight(built=built, made=made, shown=chosen.show)
     run = chosen.run
     is_done = finished_before(Store(Path(run.outputs_dir) / run.name), launcher, rerun=run.rerun)
     if _command.get().act == "predict":

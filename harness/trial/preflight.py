@@ -24,7 +24,7 @@ from harness.models.base import Batch, LanguageModelSpec, ModelSpec
 from harness.models.python import Made, PythonSpec
 from harness.trial.models_error import overflow, raised_by_model
 from harness.trial.plan_files import plan_of_rank
-from strategies import Strategy, StrategyError, ac_variants, generators, shard_variants
+from strategies import Strategy, StrategyError, ac_variants, chunk_variants, generators, shard_variants
 from strategies.regions import block_search
 
 Refusal = ConfigError | StrategyError | None
@@ -87,6 +87,7 @@ class Preflight:
         built: calls `built_refusal`, here or in a process that has imported torch.
         made: calls `made_by_user`, likewise.
         reads_data: whether `data` must be there; a plan needs none.
+        shown: the view that the command shows; `None` shows none.
     """
 
     def __init__(
@@ -96,8 +97,10 @@ class Preflight:
         made: Callable[..., Made | Refusal] = made_by_user,
         *,
         reads_data: bool = True,
+        shown: str | None = None,
     ) -> None:
         self._is_done = is_done
+        self._shown = shown
         self._reads_data = reads_data
         self._built = built
         self._made = made
@@ -115,6 +118,7 @@ class Preflight:
                 factory fails or does not return; the model raises when it is called without memory.
             StrategyError: the variant does not fit the model.
         """
+        _check_view(experiment, self._shown)
         _check_call_site(experiment)
         _check_compiler(experiment)
         model, mesh, tokens = experiment.model, experiment.mesh, experiment.sequence_length
@@ -326,3 +330,34 @@ def _check_call_site(experiment: Experiment) -> None:
     for option, default in usual.items():
         if getattr(experiment.ac, option, default) != default:
             raise ConfigError(f"ac.{option}", "has no effect: call_site makes the whole model one region")
+
+
+def _check_view(experiment: Experiment, what: str | None) -> None:
+    if what is not None:
+        owner_of_view(experiment, what)
+
+
+def owner_of_view(experiment: Experiment, what: str) -> Strategy:
+    """Return the strategy of `experiment` that has a view.
+
+    Raises:
+        ConfigError: none of them has it.
+    """
+    shown = {view: each for each in (experiment.ac, experiment.chunk) for view in each.views}
+    if what not in shown:
+        groups = ("ac", "chunk", "shard")
+        chosen = ", ".join(f"{group}={name_of(getattr(experiment, group))}" for group in groups)
+        raise ConfigError("show", f"{chosen} have no view {what!r}; {_views(sorted(shown))}")
+    return shown[what]
+
+
+def _views(views: list[str]) -> str:
+    if views:
+        return f"views: {', '.join(views)}"
+    owners: dict[str, list[str]] = {}
+    for group, variants in (("ac", ac_variants), ("chunk", chunk_variants)):
+        for name, variant in variants.items():
+            for view in variant.views:
+                owners.setdefault(view, []).append(f"{group}={name}")
+    known = (f"{view} of {', '.join(names)}" for view, names in sorted(owners.items()))
+    return f"they have none; views are {'; '.join(known)}"

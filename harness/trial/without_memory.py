@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from harness.errors import ConfigError
 from harness.experiment.data import empty_source
 from harness.experiment.devices import device_type
-from harness.experiment.experiment import Experiment, name_of
+from harness.experiment.experiment import Experiment
 from harness.experiment.mesh import Mesh
 from harness.experiment.training import Training
 from harness.models.base import Batch, ModelSpec
@@ -28,14 +28,13 @@ from harness.trial.plan_files import plan_of_rank
 from harness.trial.plan_sharding import plan_sharding
 from harness.trial.planned_step import planned_step
 from harness.trial.precision import Precision
+from harness.trial.preflight import owner_of_view
 from harness.trial.split_check import check_split
 from harness.trial.stages import Cut
 from strategies import (
     InfeasibleBudget,
     OffersPlans,
     Strategy,
-    ac_variants,
-    chunk_variants,
     generators,
 )
 from strategies.regions.blocks import children_of
@@ -222,32 +221,16 @@ def show(experiment: Experiment, what: str) -> str:
         ConfigError: none of them has such a view.
         StrategyError: the strategy does not suit the model.
     """
-    shown = {view: each for each in (experiment.ac, experiment.chunk) for view in each.views}
-    if what not in shown:
-        groups = ("ac", "chunk", "shard")
-        chosen = ", ".join(f"{group}={name_of(getattr(experiment, group))}" for group in groups)
-        raise ConfigError("show", f"{chosen} have no view {what!r}; {_views(sorted(shown))}")
-    strategy, built, sample = _planned(experiment, shown[what])
+    owner = owner_of_view(experiment, what)
+    strategy, built, sample = _planned(experiment, owner)
     view = strategy.view(what, built, sample.inputs, sample.keywords)
-    is_planned = strategy is not shown[what]
+    is_planned = strategy is not owner
     return f"{ELSEWHERE}\n{view}" if is_planned and is_elsewhere(experiment) else view
 
 
 def is_elsewhere(experiment: Experiment) -> bool:
     """Return whether ranks compute on another device than plans here are made for."""
     return device_type(experiment.mesh) != PLANNED_FOR
-
-
-def _views(views: list[str]) -> str:
-    if views:
-        return f"views: {', '.join(views)}"
-    owners: dict[str, list[str]] = {}
-    for group, variants in (("ac", ac_variants), ("chunk", chunk_variants)):
-        for name, variant in variants.items():
-            for view in variant.views:
-                owners.setdefault(view, []).append(f"{group}={name}")
-    known = (f"{view} of {', '.join(names)}" for view, names in sorted(owners.items()))
-    return f"they have none; views are {'; '.join(known)}"
 
 
 def _without_memory(model: ModelSpec, batch: tuple[int, int]) -> tuple[nn.Module, Batch]:

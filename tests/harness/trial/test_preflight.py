@@ -530,6 +530,18 @@ def test_a_budget_of_a_gpu_is_left_to_its_ranks() -> None:
     Preflight().check(_on_cuda(line))
 
 
+@pytest.mark.parametrize("view", ["regions", "memory"])
+def test_a_view_that_nothing_has_is_refused_before_anything_is_built(view: str) -> None:
+    built: list[object] = []
+    checks = Preflight(built=lambda *asked: built.append(asked), shown=view)
+    with pytest.raises(ConfigError) as caught:
+        checks.check(experiment_of("model=mlp ac=budget ac.fraction=0.9"))
+    assert str(caught.value) == (
+        f"show: ac=budget, chunk=none, shard=none have no view '{view}'; views: file, plan, torch_remat"
+    )
+    assert built == []
+
+
 def test_a_view_of_chunks_says_whose_kernels_it_is_planned_with() -> None:
     line = "model=mlp model.n_layers=1 sequence_length=8 batch_size=2 chunk=budget chunk.fraction=0.9"
     here, there = (show(each, "chunks") for each in (experiment_of(line), _on_cuda(line)))
