@@ -200,7 +200,10 @@ def _tests(area: Area, workers: int) -> dict[str, Any]:
         parallel = ["-n", str(workers), "--dist", "loadfile"] if workers > 1 else []
         paths = [f"tests/{path}" for path in area.paths]
         subprocess.run(
-            [*command, *parallel, f"--junitxml={report}", *paths], cwd=_ROOT, timeout=_LIMIT_S, check=False
+            [*command, *parallel, f"--junitxml={report}", "-o", "junit_family=xunit1", *paths],
+            cwd=_ROOT,
+            timeout=_LIMIT_S,
+            check=False,
         )
         if not report.exists():
             raise RuntimeError(f"bench.compat: pytest {' '.join(paths)} ended without a report")

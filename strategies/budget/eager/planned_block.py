@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -372,8 +372,10 @@ def refuse_compiled(fqn: str, module: nn.Module) -> None:
     # Dynamo of torch 2.15 turns an error that it traces into a break of the graph, and goes on listening
     is_inside = torch.compiler.is_compiling() or get_eval_frame_callback() not in {None, False}
     if module._compiled_call_impl is not None or is_inside:  # noqa: SLF001 (set by compile)
-        where = repr(fqn) if fqn else "the model"
-        problem = f"{where} is compiled, and its plan follows the operators of eager blocks"
-        raise StrategyError(
-            "ac", f"{problem}; use ac=compiler_budget, or compile nothing around or inside it"
-        )
+        torch.compiler.disable(_refuse_compiled)(fqn)  # that of torch 2.11 raises no error that it traces
+
+
+def _refuse_compiled(fqn: str) -> NoReturn:
+    where = repr(fqn) if fqn else "the model"
+    problem = f"{where} is compiled, and its plan follows the operators of eager blocks"
+    raise StrategyError("ac", f"{problem}; use ac=compiler_budget, or compile nothing around or inside it")
