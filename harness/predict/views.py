@@ -54,10 +54,14 @@ def _plans_of_ranks(experiment: Experiment, what: str) -> str:
         problem = f"{what} is a view of one plan, and each of the ranks of {mesh.label} has its own"
         remedy = "mesh.pp=1 without its options" if mesh.pp > 1 else "mesh.cp_method=gather"
         raise ConfigError("show", f"{problem}; use show=plan, or {remedy}")
-    shown = []
-    for rank in predicted_ranks(experiment):
+    shown, ranks = [], predicted_ranks(experiment)
+    alike = mesh.world_size // len(ranks)
+    for rank in ranks:
         plan = step_of(experiment, without_memory.PLANNED_FOR, rank=rank).observation.plan
         assert plan is not None, "its variant plans"
         stages = f", stage {' and '.join(map(str, plan['stages']))}" if plan["stages"] else ""
-        shown.append(f"rank {rank}{stages}\n{Plan.from_dict(plan).describe()}")
+        of_ring = mesh.cp_method == "ring" and mesh.cp > 1
+        part = f", part {mesh.coordinate(rank).cp} of {mesh.cp} in the ring" if of_ring else ""
+        count = f", which {alike} ranks share" if alike > 1 else ""
+        shown.append(f"rank {rank}{stages}{part}{count}\n{Plan.from_dict(plan).describe()}")
     return "\n\n".join(shown)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from harness.predict.fake_rank import planned_on_fake_rank
 from harness.predict.views import view_of
 from strategies.budget.plan import Plan
@@ -23,3 +25,27 @@ def test_the_plan_of_a_trial_is_shown_and_can_be_given(tmp_path: Path) -> None:
     assert text.startswith("budget ")
     assert "operators run again for" in text
     assert "\nRULES = [\n" in view_of(given, "file")
+
+
+@pytest.mark.parametrize(
+    ("mesh", "heads"),
+    [
+        pytest.param(
+            "mesh=cp2 mesh.cp_method=ring",
+            ["rank 0, part 0 of 2 in the ring", "rank 1, part 1 of 2 in the ring"],
+            id="a ring",
+        ),
+        pytest.param(
+            "mesh=cp2 mesh.cp_method=ring mesh.dp_replicate=2",
+            [
+                "rank 0, part 0 of 2 in the ring, which 2 ranks share",
+                "rank 1, part 1 of 2 in the ring, which 2 ranks share",
+            ],
+            id="two rings",
+        ),
+    ],
+)
+def test_plans_of_unlike_ranks_say_whose_they_are(mesh: str, heads: list[str]) -> None:
+    experiment = experiment_of(f"{_SMALL} ac.fraction=0.9 model=llama_nano model.n_layers=1 {mesh}")
+    shown = view_of(experiment, "plan").splitlines()
+    assert [line for line in shown if line.startswith("rank ")] == heads
