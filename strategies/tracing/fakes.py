@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass_type
@@ -73,9 +72,7 @@ class Fakes(FakeTensorMode):
 
     def _beside_a_number(self, func: Any, args: Sequence[Any], result: Tensor) -> Tensor:
         x, *others = (each for each in args if isinstance(each, Tensor))
-        # torch 2.11 has the state of generators around a call, which is no operator
-        writes = not isinstance(func, OpOverload) or func._schema.is_mutable  # noqa: SLF001 (no public name)
-        is_new = not writes and x.shape == result.shape
+        is_new = not func._schema.is_mutable and x.shape == result.shape  # noqa: SLF001 (no public name)
         if others or not is_new or not all(isinstance(size, int) for size in (*x.shape, *x.stride())):
             return result
         alike = torch.empty_strided(x.shape, x.stride(), device="meta")
