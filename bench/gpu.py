@@ -109,24 +109,14 @@ def _proof(name: str, limit_s: int, *, file: str = "", gpu: str = "", cpu: str =
 
 
 def _bench(name: str, module: str, limit_s: int, *, gpu: str = "", cpu: str = "") -> Command:
-    return Command(
-        name=name,
-        words=f"-m bench.{module} --device {{device}} --out {{results}}/{{name}}.json {{size}}",
-        limit_s=limit_s,
-        gpu=gpu,
-        cpu=cpu,
-    )
+    words = f"-m bench.{module} --device {{device}} --out {{results}}/{{name}}.json {{size}}"
+    return Command(name=name, words=words, limit_s=limit_s, gpu=gpu, cpu=cpu)
 
 
 def _sweep(name: str, points: str, limit_s: int, *, gpu: str = "", cpu: str = "") -> Command:
     shared = "name={name} outputs_dir={results} tracker=none mesh=single mesh.device={device} data=synthetic"
-    return Command(
-        name=name,
-        words=f"-m harness -m {shared} {points} {{size}}",
-        limit_s=limit_s,
-        gpu=gpu,
-        cpu=cpu,
-    )
+    words = f"-m harness -m {shared} {points} {{size}}"
+    return Command(name=name, words=words, limit_s=limit_s, gpu=gpu, cpu=cpu)
 
 
 _CHUNKED = "strict=true protocol=parity chunk=none,budget"
