@@ -219,9 +219,9 @@ class _Window(NamedTuple):
     """The unknowns of a moment, and of the time until the next one.
 
     Fields:
-        there: of what is carried through it, by storage.
-        again: of makers that run in that time.
-        later: of makers that run in that time or after it.
+        there: unknown of each storage, that it is carried through the moment.
+        again: unknown of each maker, that it runs in that time.
+        later: unknown of each maker, that it runs in that time or after it.
     """
 
     there: dict[int, int]
