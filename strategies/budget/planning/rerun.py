@@ -22,7 +22,7 @@ REGION_S, OPERATOR_S = 4e-4, 2.8e-5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rerun:
-    """What happens when the forward of a call runs again as a whole.
+    """A second forward of a call, as a whole.
 
     Fields:
         start: moment before its forward.
