@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from operator import is_
@@ -391,9 +391,9 @@ def python_state_kept(model: nn.Module, blocks: Iterable[nn.Module], *, remedy: 
 def python_state(module: nn.Module) -> Callable[[], bool]:
     """Return what says whether a forward of `module` would find what it finds now, besides tensors' values.
 
-    That are attributes of its modules, what objects among them hold, and Python's and NumPy's generators.
+    That are attributes of its modules, and what objects among them hold.
     """
-    return _State.of(module, Rewind(), has_tensors=False).is_current
+    return replace(_State.of(module, Rewind(), has_tensors=False), numbers=()).is_current
 
 
 def noted_state(module: nn.Module) -> Callable[[], None]:

@@ -27,7 +27,7 @@ from strategies.estimate.liveness import numbers_bytes
 from strategies.estimate.machine import Machine
 from strategies.estimate.operator_cost import machine_for
 from strategies.estimate.tensors import gradients_of, plain_tensors, tensors_in
-from strategies.generators import DrawWatch
+from strategies.generators import NUMPY, PYTHON, DrawWatch, moved
 from strategies.regions.blocks import Enclosed, ModelModules
 from strategies.regions.inner_units import gathered_aside, inner_units
 from strategies.regions.recomputation import can_run_again
@@ -168,8 +168,11 @@ class _Listening:
         if self._compiled is None:
             self._watch.note_checkpoint(call.checkpointed, module, (args, kwargs))
         self._watch.begin_block(call)
+        numbers = [PYTHON.now(), NUMPY.now()]
         with gathered_aside(inner_units(module), self._watch.aside):
-            return self._watch.run_part(self._fqn, partial(body, *args, **kwargs))
+            results = self._watch.run_part(self._fqn, partial(body, *args, **kwargs))
+        call.checkpointed.is_possible &= not moved(numbers)
+        return results
 
     def observe(self) -> Observation:
         """Return nothing: the block runs as it is."""
@@ -404,7 +407,7 @@ class _Watch(StepRecorder):
         if facts.asked is None:
             facts.asked = self.ledger.moment
             is_as_found = self._is_as_found.pop(id(facts), None)
-            facts.is_possible = is_as_found is not None and is_as_found()
+            facts.is_possible &= is_as_found is not None and is_as_found()
 
     def _dissolve(self) -> None:
         """Take the last call for operators outside of blocks."""

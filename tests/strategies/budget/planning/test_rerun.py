@@ -198,6 +198,7 @@ def written_later(_: Any, x: Tensor) -> Tensor:
         pytest.param(lambda: Changed(counts, same), False, id="counts its calls"),
         pytest.param(lambda: Changed(appends, same), False, id="appends to a list"),
         pytest.param(lambda: Changed(draws, same), False, id="draws from Python"),
+        pytest.param(lambda: Changed(same, draws), True, id="the model draws from Python"),
         pytest.param(lambda: Changed(checkpoints, same), False, id="a checkpoint of its own"),
         pytest.param(lambda: Changed(lambda block, x: block.norms[0](x), same), True, id="a norm more"),
         pytest.param(lambda: hooked(Changed(same, same)), False, id="a hook inside"),
