@@ -218,8 +218,9 @@ class TapedOperator:
         copy.is_with_grad, copy.is_collective = self.is_with_grad, self.is_collective
         copy.stash = self.stash
         for result, content in contents:
-            made = stand_ins.get(content) if content.is_fleeting else content
-            if made is not None and made.maker in {None, self} and made.memory is None:
+            # what is not fleeting, and has no maker, is there or waits on the host
+            made, maker = (stand_ins.get(content), None) if content.is_fleeting else (content, self)
+            if made is not None and made.maker is maker and made.memory is None:
                 made.maker = copy
                 copy.makes(result, made)
         return copy

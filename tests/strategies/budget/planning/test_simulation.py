@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from strategies.budget.eager.planned_block import PlannedBlock, PlannedModule
 from strategies.budget.planning.block_options import CallOptions
@@ -19,7 +21,7 @@ from strategies.estimate.flops import flops_of
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.region import enclose
 from strategies.step.operator_mode import OperatorMode
-from tests.strategies.budget.small_steps import WIDTH, Gated, measured_peak_bytes, step_of
+from tests.strategies.budget.small_steps import WIDTH, Gated, WithBlocks, measured_peak_bytes, step_of
 from tests.strategies.step.test_plan_capture import captured
 
 
@@ -78,3 +80,47 @@ def test_predicted_bytes_and_flops_are_measured(dropout: float, moved: float, an
         with Flops() as flops:
             run()
         assert flops.count == graph.flops + sum(effect.flops for effect in effects)
+
+
+class Sorted(nn.Module):
+    """Reads the sorted input twice; backward asks for the order as well, which the same operator makes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        values = (x * 2).sort().values
+        return values.sin() * values.cos()
+
+
+class SortedBlock(WithBlocks):
+    """A scale, and one block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.layers = nn.ModuleList([Sorted()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.layers[0](x * self.scale)
+        return outputs
+
+
+def test_every_fate_of_each_saved_value_has_the_predicted_bytes() -> None:
+    model, x = SortedBlock(), torch.randn(64, WIDTH)
+    graph = captured(model, x)
+    (call,) = (planned_call(graph, call) for call in graph.calls)
+    caller = CallOptions(graph, call, lambda effect: effect.flops, random_state_bytes=5056)
+    saved, fates = sorted(call.program.saved), ("keep", "offload", "again", "recompute")
+    assert (len(saved), len(call.program.fleeting & call.program.saved)) == (4, 3)
+    for chosen in product(fates, repeat=len(saved)):
+        of = {
+            fate: frozenset(s for s, each in zip(saved, chosen, strict=True) if each == fate)
+            for fate in fates
+        }
+        if not of["again"] <= call.program.fleeting:
+            continue
+        option = caller.option(Decision(keep=of["keep"], offload=of["offload"], again=of["again"]))
+        planned, plan = copy.deepcopy(model), block_plan(call, option)
+        if not plan.plain:
+            block = PlannedBlock(plan=plan, ledger=HostLedger())
+            enclose(planned.blocks[call.fqn], PlannedModule(block=block))
+        peak = measured_peak_bytes(planned, [x], step_of(planned, x))
+        assert (chosen, peak) == (chosen, peak_bytes(graph, [option.effect]))
