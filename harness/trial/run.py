@@ -213,7 +213,8 @@ def _measure(
 
 def _twin_step(bench: _Bench) -> TwinStep:
     """Return the measured step of the twin, alone in this process or in an earlier trial's."""
-    twin, device = bench.plan.experiment.twin(), bench.context.device
+    experiment, device = bench.plan.experiment, bench.context.device
+    twin = experiment.twin()
     apart = replace(bench, build=replace(bench.build, routing=RoutingLog()))
 
     def measured() -> TwinStep:
@@ -221,7 +222,9 @@ def _twin_step(bench: _Bench) -> TwinStep:
         result = _measure(apart, twin, on_report=reports.append)
         return TwinStep.of(reports.pop(), result.memory, result.routing)
 
-    found = _shared(bench).once("twin", TwinStep, twin, measured) if is_repeatable(twin, device) else None
+    found = (
+        _shared(bench).once("twin", TwinStep, twin, measured) if is_repeatable(experiment, device) else None
+    )
     step = found or measured()
     bench.build.routing.note(step.routing)
     return step

@@ -45,10 +45,10 @@ class TwinStep:
 
 
 def is_repeatable(experiment: Experiment, device: torch.device) -> bool:
-    """Say whether each trial on `device` measures the same step of `experiment`.
+    """Say whether each trial on `device` measures the same step of the twin of `experiment`.
 
-    An allocator's numbers depend on what has run before, compiled code on how it was called before, and a
-    user's model on whatever its code reads.
+    An allocator's numbers depend on what has run before, compiled code on how it was called before, a user's
+    model on whatever its code reads, and a twin on what a user's variant has left switched on before it.
     """
-    is_users = experiment.model.runs_user_code()
+    is_users = experiment.model.runs_user_code() or experiment.ac.runs_user_code()
     return device.type == "cpu" and not experiment.is_compiled and not is_users

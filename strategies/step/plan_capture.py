@@ -26,6 +26,7 @@ from strategies.base import Observation, StrategyError
 from strategies.estimate.liveness import numbers_bytes
 from strategies.estimate.machine import Machine
 from strategies.estimate.operator_cost import machine_for
+from strategies.estimate.patched import wrapped
 from strategies.estimate.tensors import gradients_of, plain_tensors, tensors_in
 from strategies.generators import NUMPY, PYTHON, DrawWatch, moved
 from strategies.regions.blocks import Enclosed, ModelModules
@@ -168,10 +169,19 @@ class _Listening:
         if self._compiled is None:
             self._watch.note_checkpoint(call.checkpointed, module, (args, kwargs))
         self._watch.begin_block(call)
-        numbers = [PYTHON.now(), NUMPY.now()]
-        with gathered_aside(inner_units(module), self._watch.aside):
+        numbers, autocasts = [PYTHON.now(), NUMPY.now()], list[torch.autocast]()
+
+        def enter(original: Callable[..., Any], autocast: torch.autocast) -> Any:
+            autocasts.append(autocast)
+            return original(autocast)
+
+        with (
+            gathered_aside(inner_units(module), self._watch.aside),
+            wrapped(torch.autocast, "__enter__", enter),
+        ):
             results = self._watch.run_part(self._fqn, partial(body, *args, **kwargs))
-        call.checkpointed.is_possible &= not moved(numbers)
+        # a checkpoint's own autocast around one inside keeps the casts of that one
+        call.checkpointed.is_possible &= not (moved(numbers) or autocasts)
         return results
 
     def observe(self) -> Observation:

@@ -79,7 +79,7 @@ class Checkpointed:
         released: last moment at which the graph holds anything of it.
         waiting: how many saved tensors the graph holds after the step.
         is_possible: whether Python code may run again: no hooks inside of the block, nor units of FSDP, nor
-            chunks; and what its modules hold is in backward what forward found.
+            chunks, nor autocast; and what its modules hold is in backward what forward found.
     """
 
     given: frozenset[int] = frozenset()

@@ -192,7 +192,8 @@ class PlannedModule:
 
     Saved: the storages that the plan keeps, and the inputs of the operators that run again.
     Recomputed: the operators that lead to the other storages that backward needs, each once. Python code does
-        not run again, so no state of modules, Python or NumPy matters; random numbers are put back.
+        not run again, so no state of modules, Python or NumPy matters; random numbers are put back. A block
+        that the plan runs again as a whole has the checkpoint of `ac=full` instead.
     Moved: the storages that the plan offloads, once to the host and once back.
 
     Fields:

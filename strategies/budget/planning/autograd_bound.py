@@ -54,8 +54,9 @@ _MORE = 1 + 1e-6
 """Parts of backward of which a moment is looked at together with others, the most that are added so, and the
 factor by which one has to raise the bound."""
 
-_MOST_TOGETHER = 600
-"""Storages up to which moments are looked at together: in larger steps it takes longer than to plan."""
+_MOST_TOGETHER, _MOST_UNKNOWNS = 600, 40_000
+"""Storages up to which moments are looked at together, and the unknowns of all programmes after which no more
+moments are: about a second."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,6 +184,7 @@ class AutogradBound:
 
     def _growing(self, room_bytes: int) -> Iterator[Sequence[Moment]]:
         """Yield the dearest moment, then it with others, one more each time, that cost more together."""
+        most = self._recomputation.unknowns + _MOST_UNKNOWNS
         alone = [self._recomputation.least([each], room_bytes) for each in self._moments]
         if not alone:
             return
@@ -190,13 +192,17 @@ class AutogradBound:
         yield chosen
         least = max(alone)
         others = {each.at: each for each in self._spread if each.at != chosen[0].at}
-        costs = {at: self._together([*chosen, each], room_bytes) for at, each in others.items()}
+        costs: dict[int, float] = {}
+        for at in [*others][::2] + [*others][1::2]:
+            if self._recomputation.unknowns > most:
+                break
+            costs[at] = self._together([*chosen, others[at]], room_bytes)
         for at in sorted(costs, key=costs.__getitem__, reverse=True):
             cost = self._together([*chosen, others[at]], room_bytes)
             if cost > least * _MORE:
                 chosen, least = [*chosen, others[at]], cost
                 yield chosen
-            if len(chosen) > _TOGETHER:
+            if len(chosen) > _TOGETHER or self._recomputation.unknowns > most:
                 return
 
     def _together(self, moments: Sequence[Moment], room_bytes: int, *, is_whole: bool = False) -> float:

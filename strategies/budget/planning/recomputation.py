@@ -26,8 +26,10 @@ from strategies.step.needed import needed
 _NODES = 100
 """Most nodes of branch and bound: a number of seconds would give another bound each time."""
 
-_MOST_WHOLE = 1200
-"""Most unknowns of a programme with whole values: in larger ones they change nothing that one would see."""
+_MOST_WHOLE, _MOST_WHOLE_TOGETHER = 1200, 400
+"""Most unknowns of a programme with whole values, at one moment and at several.
+
+In larger ones they change nothing that one would see; at several moments they take seconds."""
 
 _MARGIN = 1e-7
 """Share by which a bound is lowered, because the solver computes with floating point numbers."""
@@ -94,9 +96,13 @@ class Recomputation:
 
     Args:
         makers: the maker of each storage; what has none is there at all times.
+
+    Attributes:
+        unknowns: how many all programmes had that were solved.
     """
 
     def __init__(self, makers: Mapping[int, Maker], nbytes: Mapping[int, int]) -> None:
+        self.unknowns = 0
         self._makers = makers
         self._nbytes = nbytes
 
@@ -162,8 +168,9 @@ class Recomputation:
             return 0.0
         programme = _Programme()
         windows = [self._window(programme, moment, moment is moments[-1]) for moment in moments]
-        if is_whole and len(programme.costs) > _MOST_WHOLE:
+        if is_whole and len(programme.costs) > (_MOST_WHOLE if len(moments) == 1 else _MOST_WHOLE_TOGETHER):
             return 0.0
+        self.unknowns += len(programme.costs)
         for moment, window, each, room in zip(moments, windows, lacking, rooms, strict=True):
             self._cover(programme, window.there, window.later, each)
             # bytes are whole: rounding must not forbid what just fits

@@ -9,7 +9,7 @@ a tape would make later.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from strategies.budget.planning.block_program import PlannedCall
@@ -89,15 +89,18 @@ def rerun_of(graph: StepGraph, number: int, calls: Sequence[PlannedCall]) -> Rer
     call = graph.calls[number]
     own = [graph.operators[index] for index in call.operators[len(call.before) :]]
     facts = call.checkpointed
-    if facts.asked is None or not _may_run(graph, call, own, facts.asked):
+    made = {storage for each in own for storage in each.makes}
+    outside = {s for each in own for s in each.reads} - made
+    if (
+        facts.asked is None
+        or not _may_run(graph, call, own, facts.asked)
+        or _is_written(graph, call, own, outside)
+    ):
         return None
     again = [each for each in own if each.ordinal < facts.operators + len(call.before)]
     end = len(graph.held_bytes) - 1
-    made = {storage for each in own for storage in each.makes}
-    outside = {s for each in own for s in each.reads} | {
-        each.storage for each in (*call.redemptions, *call.shared)
-    }
-    if any(graph.deaths[s] < end for s in outside - made - facts.given - graph.gathered):
+    outside |= {each.storage for each in (*call.redemptions, *call.shared)} - made
+    if any(graph.deaths[s] < end for s in outside - facts.given - graph.gathered):
         return None
     given = [s for s in facts.given if graph.deaths[s] < facts.released]
     if any(_is_others(graph, storage, number, calls) for storage in given):
@@ -123,11 +126,10 @@ def rerun_of(graph: StepGraph, number: int, calls: Sequence[PlannedCall]) -> Rer
 
 
 def _may_run(graph: StepGraph, call: BlockCall, own: Sequence[StepOperator], asked: int) -> bool:
-    """Say whether a call's forward may run twice: it changes nothing, and finds its inputs again."""
+    """Say whether a call's forward may run twice: it changes nothing."""
     made = {storage for each in own for storage in each.makes}
     is_alone = sum(each.fqn == call.fqn for each in graph.calls) == 1
     is_plain = not (call.modules or call.has_own_hooks or call.unasked) and asked >= call.end
-    writes = {s for each in graph.operators if each.end > call.start and each not in own for s in each.writes}
     return (
         call.checkpointed.is_possible
         and not call.checkpointed.waiting
@@ -135,8 +137,17 @@ def _may_run(graph: StepGraph, call: BlockCall, own: Sequence[StepOperator], ask
         and is_alone
         and is_plain
         and all(each.is_repeatable and each.writes <= made for each in own)
-        and writes.isdisjoint(call.checkpointed.given)
     )
+
+
+def _is_written(
+    graph: StepGraph, call: BlockCall, own: Sequence[StepOperator], outside: Collection[int]
+) -> bool:
+    """Say whether others write to what a call reads, such as its weights, before it runs again."""
+    asked = call.checkpointed.asked
+    later = (each for each in graph.operators if each.end > call.start and each not in own)
+    written = {s for each in later if asked is None or each.start < asked for s in each.writes}
+    return not written.isdisjoint(call.checkpointed.given.union(outside) - graph.gathered)
 
 
 def _is_others(graph: StepGraph, storage: int, number: int, calls: Sequence[PlannedCall]) -> bool:

@@ -51,6 +51,9 @@ def test_a_step_is_the_same_when_it_is_read() -> None:
         pytest.param("", "cuda", False, id="an allocator that remembers"),
         pytest.param("compile=aot_eager", "cpu", False, id="compiled code"),
         pytest.param(_USERS, "cpu", False, id="code of the user's"),
+        pytest.param(
+            "ac=python ac.factory=examples.theirs:every_second", "cpu", False, id="a variant of the user's"
+        ),
     ],
 )
 def test_what_each_trial_measures_alike(line: str, device: str, expected: bool) -> None:

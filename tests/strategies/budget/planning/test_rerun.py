@@ -128,6 +128,7 @@ class Odd(GatedBlock):
         super().__init__()
         self.norm, self.calls, self.besides = nn.BatchNorm1d(8), 0, besides
         self.seen: list[Any] = []
+        self.shift = nn.Buffer(torch.zeros(16))
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(self.besides(self, x))
@@ -189,6 +190,23 @@ def written_later(_: Any, x: Tensor) -> Tensor:
         return x.detach().mul_(1)
 
 
+def shifts_later(model: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        model.layers[1].shift.add_(1)
+    return x
+
+
+def reads_a_buffer(block: Any, x: Tensor) -> Tensor:
+    y: Tensor = x + block.shift
+    return y
+
+
+def casts(block: Any, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        y: Tensor = block.norms[0](x)
+    return y.float()
+
+
 @pytest.mark.parametrize(
     ("model", "is_whole"),
     [
@@ -204,6 +222,9 @@ def written_later(_: Any, x: Tensor) -> Tensor:
         pytest.param(lambda: hooked(Changed(same, same)), False, id="a hook inside"),
         pytest.param(lambda: Changed(same, counts_later), False, id="an attribute set before backward"),
         pytest.param(lambda: Changed(same, written_later), False, id="its input is written to"),
+        pytest.param(lambda: Changed(reads_a_buffer, same), True, id="reads a buffer"),
+        pytest.param(lambda: Changed(reads_a_buffer, shifts_later), False, id="its buffer is written to"),
+        pytest.param(lambda: Changed(casts, same), False, id="autocast inside"),
         pytest.param(lambda: Changed(same, lambda model, x: model.layers[1](x)), False, id="called twice"),
     ],
 )
