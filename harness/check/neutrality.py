@@ -282,7 +282,7 @@ class _Check:
             found,
             lost=trained[0].beyond(trained[1]),
             gained=trained[1].beyond(trained[0]),
-            notes=(*found.notes, *_own_recomputation(plain), *variant.notes),
+            notes=(*found.notes, *_own_recomputation(plain), *variant.notes, *work.policy_notes()),
         )
 
     def _measured(self, *, is_variant: bool, seed: int = 0) -> _Measured:

@@ -27,6 +27,7 @@ from harness.measure.sharding_rules import unseen_sharding_rules
 from harness.measure.trainee import BackwardPart, Trainee, Watcher, forward_and_backward
 from harness.measure.work.compiled_graphs import CompiledGraphs, CompiledWork
 from harness.measure.work.counter import work_of
+from harness.measure.work.policy_answers import answers_heard
 from harness.models.base import Batch
 from harness.records.measured import Allocator, MeasuredMemory, MeasuredWork, StageAction
 from strategies.base import PlansFromStep, RunnableStep, alone
@@ -111,6 +112,7 @@ def instrument(
         unseen_sharding_rules(),
         locator,
         around(locator),
+        answers_heard() as answers,
         recorder,
         AsUnwatched(locator.wrappings),
         _compiled_code(trainee.compiled, locator, recorder) as compiled,
@@ -119,7 +121,7 @@ def instrument(
         _step(trainee, batch, _Meters(totals=totals, locator=locator))
     history, beyond = totals.history(), compiled()
     work = work_of((each.work for each in recorder.operators), locator.calls, device=device.type)
-    work = replace(work, recomputations=_by_asker(locator.calls_by_asker))
+    work = replace(work, recomputations=_by_asker(locator.calls_by_asker), policy_answers=dict(answers))
     return StepReport(
         memory=history.memory(),
         work=work if beyond is None else beyond.beside(work),

@@ -5,7 +5,7 @@ Bytes are integers. FLOPs count multiply and add as two. Times are seconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,10 @@ PEAK_PARTS = (
 `saved` is what forward has left for backward by then; `communication` are storages that stood before the step
 and are reachable from nowhere, such as DDP's buckets; `temporary` is all else that the step has made.
 """
+
+_KEEPING = ("MUST_SAVE", "PREFER_SAVE")
+_ANSWERS = (*_KEEPING, "MUST_RECOMPUTE", "PREFER_RECOMPUTE")
+"""What torch knows of a policy outside of its compiler, in `_CachingTorchDispatchMode`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,6 +223,8 @@ class MeasuredWork(StepFlops):
         acted_otherwise: the strategy did nothing in this step, and something with other random numbers.
         compiled_graphs: graphs that `torch.compile` made of the model, those of backward among them.
         graph_breaks: number of places at which it gave up a graph, by its reason.
+        policy_answers: how often policies of torch's selective checkpointing answered what: names of
+            `CheckpointPolicy`, or how else Python writes the answer. Compiled code asks none in a step.
     """
 
     recomputed_flops: int
@@ -235,6 +241,7 @@ class MeasuredWork(StepFlops):
     acted_otherwise: bool = False
     compiled_graphs: int = 0
     graph_breaks: dict[str, int] = field(default_factory=dict)
+    policy_answers: dict[str, int] = field(default_factory=dict)
 
     def beyond(self, twin: MeasuredWork) -> MeasuredWork:
         """Return the same with what is recomputed beyond what `twin`, the plain model, recomputes."""
@@ -244,7 +251,20 @@ class MeasuredWork(StepFlops):
             recomputed_ops=_more(self.recomputed_ops, twin.recomputed_ops),
             recomputed_seconds_share=max(0.0, self.recomputed_seconds_share - twin.recomputed_seconds_share),
             collectives_repeated=_more(self.collectives_repeated, twin.collectives_repeated),
+            policy_answers=_more(self.policy_answers, twin.policy_answers),
         )
+
+    def policy_notes(self) -> Iterator[str]:
+        """Yield what torch does in silence: answers that it takes as others, policies that keep nothing."""
+        for answer, count in self.policy_answers.items():
+            if answer not in _ANSWERS:
+                yield (
+                    f"a policy answers {answer} for {count} operators, and torch takes it as "
+                    f"PREFER_RECOMPUTE: return one of CheckpointPolicy's {', '.join(_ANSWERS)}, or a bool"
+                )
+        if self.policy_answers and self.policy_answers.keys().isdisjoint(_KEEPING):
+            asked = sum(self.policy_answers.values())
+            yield f"a policy was asked about {asked} operators and keeps none of their results"
 
 
 def _more(counts: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:

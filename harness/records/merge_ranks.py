@@ -221,6 +221,7 @@ def merge_work(ranks: Sequence[RankResult], *, is_plain: bool) -> Work:
         acted_otherwise=any(work.acted_otherwise for work in works),
         compiled_graphs=max(work.compiled_graphs for work in works),
         graph_breaks=_highest(work.graph_breaks for work in works),
+        policy_answers=_highest(work.policy_answers for work in works),
         named=seen[0].named,
         never_fired=_in_all([each.never_fired for each in seen]),
         **_maxima(seen, ("offloaded_bytes", "chunks")),

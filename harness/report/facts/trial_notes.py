@@ -28,6 +28,8 @@ def notes(record: Record) -> Iterator[str]:
     yield from pipeline_notes(record)
     if record.work is not None and record.work.never_fired:
         yield f"never fired: {', '.join(record.work.never_fired)}"
+    if record.work is not None:
+        yield from record.work.policy_notes()
     yield from _remarks(record)
 
 

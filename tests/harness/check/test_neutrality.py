@@ -17,7 +17,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     checkpoint_wrapper,
 )
 from torch.nn.utils.parametrizations import weight_norm
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from harness.check import NotNeutral, assert_neutral
 from harness.check.given_batches import given_batches
@@ -514,6 +514,15 @@ class Normed(Block):
 def test_no_dimension_of_a_module_of_torchs_own_is_changed() -> None:
     found = assert_neutral(stack_of(Normed), batch(), Full(layers_fqn="layers"), steps=1)
     assert (found.verdict, found.late_reads, found.notes) == ("neutral", (), ())
+
+
+def test_answers_that_torch_takes_as_others_are_noted() -> None:
+    contexts = partial(create_selective_checkpoint_contexts, lambda *_args, **_kwargs: "save")
+    found = assert_neutral(stack_of(Block), batch(), checkpointed(context_fn=contexts), steps=1)
+    assert found.verdict == "neutral"
+    wrong, nothing = found.notes
+    assert wrong.startswith("a policy answers 'save' for ")
+    assert nothing.endswith("and keeps none of their results")
 
 
 @pytest.mark.parametrize("case", LATE)

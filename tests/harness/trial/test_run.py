@@ -98,7 +98,7 @@ RECORD_KEYS = {
     "memory.baseline": {"saved_bytes", "peak_bytes", "random_state_bytes"},
     "work": {
         "forward_flops", "backward_flops", "recomputed_flops", "recomputed_ops", "named", "never_fired",
-        "acted_otherwise", "compiled_graphs", "graph_breaks", "recomputations",
+        "acted_otherwise", "compiled_graphs", "graph_breaks", "recomputations", "policy_answers",
         "kernel_recomputed_flops", "causal_attention_flops", "uncounted_ops", "recomputed_seconds_share",
         "offloaded_bytes", "chunks", "calls", "collectives", "collective_bytes", "collectives_repeated",
         "routing", "baseline",

@@ -225,6 +225,23 @@ def test_a_predicted_column_where_a_peak_was_predicted() -> None:
             ),
             id="an inert trial",
         ),
+        pytest.param(
+            measured("work", policy_answers={"PREFER_RECOMPUTE": 40, "PREFER_SAVE": 2}),
+            (),
+            id="a policy that keeps results",
+        ),
+        pytest.param(
+            measured("work", policy_answers={"PREFER_RECOMPUTE": 40, "'MUST_SAVE'": 2}),
+            (
+                (
+                    "full on single: a policy answers 'MUST_SAVE' for 2 operators, and torch takes it as "
+                    "PREFER_RECOMPUTE: return one of CheckpointPolicy's MUST_SAVE, PREFER_SAVE, "
+                    "MUST_RECOMPUTE, PREFER_RECOMPUTE, or a bool"
+                ),
+                "full on single: a policy was asked about 42 operators and keeps none of their results",
+            ),
+            id="a policy that answers in words",
+        ),
     ],
 )
 def test_notes(shown: Record, notes: tuple[str, ...]) -> None:
