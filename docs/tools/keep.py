@@ -1,7 +1,8 @@
 """Keep results of benchmarks in the documentation: `python -m docs.tools.keep outputs/bench/budget.json`.
 
 A kept file is called after its benchmark, its device and its commit, and holds no space between its values.
-What was measured with changes that are in no commit is refused.
+Fractions of a benchmark have six digits; records stay as they are. What was measured with changes that are in
+no commit is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 KEPT = Path(__file__).parents[2] / "docs" / "results"
-_DIGITS = 8
+_COMMIT_DIGITS = 8
+_FRACTION_DIGITS = 6
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,7 +49,7 @@ def kept_name(stem: str, content: Any) -> str:
     if not commit or commit.endswith("-dirty"):
         raise ValueError(f"measured at {commit or 'no commit'}; commit first, then measure")
     device = "cpu" if _environments(content)[0].get("driver") is None else "cuda"
-    return f"{stem.partition('-')[0]}-{device}-{commit[:_DIGITS]}.json"
+    return f"{stem.partition('-')[0]}-{device}-{commit[:_COMMIT_DIGITS]}.json"
 
 
 def commits(content: Any) -> list[str]:
@@ -57,7 +59,16 @@ def commits(content: Any) -> list[str]:
 
 def compact(content: Any) -> str:
     """Return the text of a kept file."""
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n"
+    kept = content if isinstance(content, list) else _rounded(content)
+    return json.dumps(kept, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
+    return float(f"{value:.{_FRACTION_DIGITS}g}") if isinstance(value, float) else value
 
 
 def _environments(content: Any) -> list[dict[str, Any]]:

@@ -57,6 +57,23 @@ def test_every_kept_file_is_on_the_page_and_every_name_there_is_a_file() -> None
 
 
 @pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        pytest.param(
+            {"rows": [{"ratio": 1.0837652613816335, "bytes": 76810648, "left": 0.0, "ok": True}]},
+            '{"rows":[{"ratio":1.08377,"bytes":76810648,"left":0.0,"ok":true}]}\n',
+            id="a benchmark has six digits",
+        ),
+        pytest.param(
+            [{"loss": 1.0837652613816335}], '[{"loss":1.0837652613816335}]\n', id="records have all"
+        ),
+    ],
+)
+def test_what_is_kept_of_numbers(content: Any, text: str) -> None:
+    assert compact(content) == text
+
+
+@pytest.mark.parametrize(
     ("commit", "problem"),
     [
         pytest.param("0123456789-dirty", "commit first, then measure", id="changes in no commit"),

@@ -45,3 +45,16 @@ def test_a_folder_that_cannot_be_written_is_no_error(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert _fresh() == _fresh()
     assert len(bundled) == 2
+
+
+def test_a_figure_has_no_words_that_show_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = (
+        '<svg width="9"><g class="mark" transform="translate(0,0)"><path class="background" d="M0,0h0v0h0Z"/>'
+        '<g><path d="" display="none"/></g></g><g transform="translate(1.12345,2)">'
+        '<text opacity="1" font-family="sans-serif">1.234</text></g></svg>'
+    )
+    monkeypatch.setattr(vl_convert, "vegalite_to_svg", lambda _specification, config: drawn)  # noqa: ARG005
+    assert vega.to_svg({}, {}) == (
+        '<svg font-family="sans-serif" width="9"><g transform="translate(1.12,2)">'
+        "<text>1.234</text></g></svg>"
+    )
