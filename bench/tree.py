@@ -4,8 +4,10 @@ A room is what a listing of `harness/` or `strategies/` shows: a folder, or a fi
 is an import from one room to another. A chain is a path of imports from module to module. Imports for type
 checkers alone (`if TYPE_CHECKING`) are not counted: they never run.
 
+With `--entered` two trials run, and functions are counted that their processes enter, lambdas left out.
+
     python -m bench.tree
-    python -m bench.tree --before ../other_checkout
+    python -m bench.tree --before ../other_checkout --entered
 """
 
 from __future__ import annotations
@@ -13,13 +15,17 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import grimp
+from rich.console import Group
 from rich.table import Table
 
+from bench.entered import Entered, entered
 from bench.output import parser, publish
 from bench.table import Column, table_of
 
@@ -29,6 +35,9 @@ _BRANCHES = (
     ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.comprehension, ast.match_case,
 )  # fmt: skip
 _MANY_BRANCHES = 10
+_TRIALS = {"full": ("ac=full",), "budget": ("ac=budget", "ac.fraction=0.6")}
+"""Trials of the default model whose functions are counted; a tracker would add those of an extra."""
+_SHOWN_ROOMS = 12
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -76,28 +85,52 @@ def main() -> int:
     """Print the figures, those of another checkout beside them; return 0."""
     made = parser(__doc__, "tree")
     made.add_argument("--before", type=Path, help="another checkout")
+    made.add_argument("--entered", action="store_true", help="count the functions of two trials, too")
     arguments = made.parse_args()
-    here = Path(__file__).parents[1]
-    before = None if arguments.before is None else _figures_of_checkout(arguments.before.resolve())
-    after = _figures_of_checkout(here)
+    roots = {"after": Path(__file__).parents[1]}
+    if arguments.before is not None:
+        roots = {"before": arguments.before.resolve(), **roots}
+    trials = _TRIALS if arguments.entered else {}
+    found = {name: {trial: _entered(root, trial) for trial in trials} for name, root in roots.items()}
+    figures = {name: _figures(_figures_of_checkout(root), found[name]) for name, root in roots.items()}
+    rooms = [_rooms_table(trial, found) for trial in trials]
     publish(
-        _table(before, after),
+        Group(_table(figures), *rooms),
         arguments.out,
-        protocol={"sources": _SOURCES},
-        results={"before": before and asdict(before), "after": asdict(after)},
+        protocol={"sources": _SOURCES, "trials": trials},
+        results=figures,
     )
     return 0
 
 
-def _table(before: TreeFigures | None, after: TreeFigures) -> Table:
-    def of(figures: TreeFigures) -> Column:
-        return lambda name: f"{getattr(figures, name):,}"
+def _entered(root: Path, trial: str) -> Entered:
+    with TemporaryDirectory() as folder:
+        words = ["-m", "harness", *_TRIALS[trial], "tracker=none", f"outputs_dir={folder}"]
+        return entered(root, words, _SOURCES)
 
-    checkouts = {"before": before, "after": after}
-    columns: dict[str, Column] = {"figure": str}
-    columns |= {name: of(figures) for name, figures in checkouts.items() if figures is not None}
-    names = [field.name for field in fields(TreeFigures)]
-    return table_of(names, columns, title="Figures of the source tree")
+
+def _figures(tree: TreeFigures, trials: Mapping[str, Entered]) -> dict[str, Any]:
+    found = asdict(tree)
+    for name, trial in trials.items():
+        found |= {f"files_entered_{name}": trial.files, f"functions_entered_{name}": trial.functions}
+    return found
+
+
+def _table(figures: Mapping[str, Mapping[str, Any]]) -> Table:
+    def of(checkout: str) -> Column:
+        return lambda name: f"{figures[checkout][name]:,}"
+
+    columns: dict[str, Column] = {"figure": str} | {checkout: of(checkout) for checkout in figures}
+    return table_of(figures["after"], columns, title="Figures of the source tree")
+
+
+def _rooms_table(trial: str, found: Mapping[str, Mapping[str, Entered]]) -> Table:
+    def of(checkout: str) -> Column:
+        return lambda room: f"{found[checkout][trial].rooms.get(room, 0)}"
+
+    rooms = list(found["after"][trial].rooms)[:_SHOWN_ROOMS]
+    columns: dict[str, Column] = {"folder": str} | {checkout: of(checkout) for checkout in found}
+    return table_of(rooms, columns, title=f"Functions entered by {' '.join(_TRIALS[trial])}")
 
 
 def _figures_of_checkout(root: Path) -> TreeFigures:
