@@ -1,9 +1,10 @@
 """Saved values that are made again when they are read, and not when autograd asks for them.
 
 A node of autograd asks for all that it has saved before it computes anything. That of a product reads one
-factor for one gradient, and then the other for the other. It gets a `LateValue` for each, so that the first
-factor is gone when the second is made: a tensor without memory that becomes the value in the operator that
-reads it. Each costs some tens of microseconds, so only products get them whose factors are both large.
+factor for one gradient, and then the other for the other. That of a power reads its base in the first of
+three operators. Such nodes get a `LateValue` for each, so that the first factor is gone when the second is
+made, and the base when two of the three run: a tensor without memory that becomes the value in the operator
+that reads it. Each costs some tens of microseconds, so only products get them whose factors are both large.
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ from strategies.step.memory_layout import MemoryLayout
 from strategies.step.operator_mode import OperatorMode
 
 _DETACH = torch.ops.aten.detach.default
-PRODUCT = torch.ops.aten.mul.Tensor
+_PRODUCT = torch.ops.aten.mul.Tensor
+_OF_ONE = frozenset(
+    {torch.ops.aten.pow.Tensor_Scalar, torch.ops.aten.sin.default, torch.ops.aten.cos.default}
+)
+READS_ONCE = _OF_ONE | {_PRODUCT}
+"""Operators whose nodes read each saved value in one operator, which is one of these, and run more."""
+
 _mode_at = torch._C._get_dispatch_stack_at  # noqa: SLF001 (no public way)
 _FACTORS = 2
 _MOST_UNLIKE = 4
@@ -69,12 +76,12 @@ class JustSaved:
         self.values.clear()
 
     def before(self, func: Any, args: Sequence[Any]) -> None:
-        """Mark what backward reads late, if an operator that runs now is a product of two large factors."""
+        """Mark what backward reads late, if the node of an operator that runs now reads it once."""
         if not self.values:
             return
-        latest = self.values[-_FACTORS:]
-        self.values.clear()
         factors = factors_of(func, args)
+        latest = self.values[-len(factors) :]
+        self.values.clear()
         if factors and are_large([saved.layout for saved, _ in latest]):
             identities = [self._identify(each) for each in factors]
             if Counter(identities) == Counter(identity for _, identity in latest):
@@ -83,40 +90,45 @@ class JustSaved:
 
 
 def factors_of(func: Any, args: Sequence[Any]) -> list[Tensor]:
-    """Return both factors of a product where autograd has saved them for it, else nothing.
+    """Return both factors of a product, or what another operator of `READS_ONCE` reads; else nothing.
 
     Args:
         func: the operator that runs now.
+        args: its operands; nothing is returned unless autograd has saved all of them for it.
     """
-    if func is not PRODUCT or not torch.is_grad_enabled():
+    if func not in READS_ONCE or not torch.is_grad_enabled():
         return []
     factors = [each for each in args if isinstance(each, Tensor) and each.requires_grad]
-    return factors if len(factors) == _FACTORS else []
+    return factors if len(factors) == (_FACTORS if func is _PRODUCT else 1) else []
 
 
 def are_large(saved: Sequence[MemoryLayout]) -> bool:
-    """Say whether both factors are worth reading late, by their layouts: neither is much smaller."""
-    if len(saved) != _FACTORS or not all(each.is_plain for each in saved):
+    """Say whether values of a node are worth reading late, by their layouts: none is much smaller."""
+    if not saved or not all(each.is_plain for each in saved):
         return False
-    smaller, larger = sorted(each.size.numel() for each in saved)
-    return smaller * _MOST_UNLIKE >= larger
+    elements = [each.size.numel() for each in saved]
+    return min(elements) * _MOST_UNLIKE >= max(elements)
 
 
 def given(redeem: Callable[[], Tensor], layout: MemoryLayout, device: torch.device) -> Tensor:
     """Return what becomes a saved value when it is read.
 
-    That is the value itself for a node that records what it does, for gradients of gradients; where a mode of
-    others would not see what runs to make it; and where a compiler looks at what nodes get.
+    That is the value itself for a node that records what it does, for gradients of gradients; in a gradient
+    that the forward of a block takes; where a mode of others would not see what runs to make it; and where a
+    compiler looks at what nodes get.
     """
-    if torch.is_grad_enabled() or not _is_seen_by_all() or _is_compiled():
+    if torch.is_grad_enabled() or not _may_be_late() or _is_compiled():
         return redeem()
     return LateValue(_Ticket(redeem), layout, device)
 
 
-def _is_seen_by_all() -> bool:
-    """Say whether all modes step aside for wrappers; others would not see what runs to make a value."""
-    modes = (_mode_at(place) for place in range(torch._C._len_torch_dispatch_stack()))  # noqa: SLF001 (no public way)
-    return all(isinstance(mode, OperatorMode | FakeTensorMode) for mode in modes)
+def _may_be_late() -> bool:
+    """Say whether all modes step aside for wrappers, and none counts the operators of a forward."""
+    modes = [_mode_at(place) for place in range(torch._C._len_torch_dispatch_stack())]  # noqa: SLF001 (no public way)
+    return all(
+        not mode.is_of_forward if isinstance(mode, OperatorMode) else isinstance(mode, FakeTensorMode)
+        for mode in modes
+    )
 
 
 def _is_compiled() -> bool:
@@ -224,11 +236,11 @@ class LateValue(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run `func` on the values; that of a factor is gone with the product."""
+        """Run `func` on the values; one that is read once is gone with it."""
         if func is _DETACH:  # autograd takes so what it is given
             return cls(args[0].ticket, args[0].like, args[0].device)
 
-        stays = func is not PRODUCT
+        stays = func not in READS_ONCE
         given_args = [_value(each, stays=stays) for each in args]
         return func(*given_args, **{name: _value(each, stays=stays) for name, each in (kwargs or {}).items()})
 

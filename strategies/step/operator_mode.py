@@ -20,7 +20,12 @@ class OperatorMode(LeavesCompiled, TorchDispatchMode):
 
     Compiled functions run as they do without the mode, which sees the operators that they call. An operator
     of higher order, which calls another with the random numbers of forward, is one operator.
+
+    Attributes:
+        is_of_forward: whether the mode is on in the forward of a block alone, whose every operator it counts.
     """
+
+    is_of_forward = False
 
     def __torch_dispatch__(
         self,

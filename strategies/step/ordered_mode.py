@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._C._dynamo import eval_frame
 
 from strategies.estimate.liveness import key_of
-from strategies.step.late_value import PRODUCT, JustSaved
+from strategies.step.late_value import READS_ONCE, JustSaved
 from strategies.step.memory_layout import dense_of
 from strategies.step.operator_facts import fake_mode, is_numbered
 from strategies.step.operator_mode import OperatorMode
@@ -50,6 +50,8 @@ class OrderedMode(OperatorMode):
         is_in_order: whether forward follows the order of an earlier call, or has done so until it ended.
         order: the order of this call, once it has ended as it was planned, where it was taken down.
     """
+
+    is_of_forward = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,7 +161,7 @@ class OrderedMode(OperatorMode):
                 self.is_in_order, self._count = False, number
                 return others(func, types, args, kwargs)
             if just_saved:
-                if func is PRODUCT:
+                if func in READS_ONCE:
                     saved.before(func, args)
                 else:
                     just_saved.clear()

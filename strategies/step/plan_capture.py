@@ -728,6 +728,8 @@ def _is_plain_forward() -> bool:
 class _AsTaped(OperatorMode):
     """Stands where a tape will: under the mode of another, attention adds its mask to a copy."""
 
+    is_of_forward = True
+
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func`."""
         return func(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Factors of a product: one is gone when the other is made, and all else gets values at once."""
+"""Values that a node reads once: gone in what it runs behind that; all other nodes get values at once."""
 
 from __future__ import annotations
 
@@ -77,6 +77,8 @@ NODES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], int, int]] = {
     "a product that broadcasts": (lambda a, b: a[:1] * b[:, :1], 2, 1),
     "a product with what nobody differentiates": (lambda a, b: a * b.detach() + b, 1, 1),
     "a product of two dtypes": (lambda a, b: a.double() * b, 2, 1),
+    "a power": (lambda a, b: a.pow(3) + b, 1, 1),
+    "a sine of a cosine": (lambda a, b: a.cos().sin() + b, 2, 1),
     "a quotient": (lambda a, b: a / b, 2, 2),
     "a product of matrices": (torch.mm, 2, 2),
     "attention": (attention, 5, 5),
@@ -125,7 +127,7 @@ SIZES: dict[str, tuple[list[tuple[int, ...]], bool]] = {
     "two alike": ([(4, 8), (4, 8)], True),
     "one four times as large": ([(4, 8), (8,)], True),
     "one five times as large": ([(5, 8), (8,)], False),
-    "one": ([(4, 8)], False),
+    "one alone": ([(4, 8)], True),
     "none": ([], False),
 }
 
@@ -145,6 +147,8 @@ def test_factors_are_those_that_a_product_saves() -> None:
     assert factors_of(MUL, (leaf, other)) == [leaf, other]
     assert not factors_of(MUL, (leaf, constant))
     assert not factors_of(MUL, (leaf, 2.0))
+    assert factors_of(torch.ops.aten.pow.Tensor_Scalar, (leaf, 3)) == [leaf]
+    assert not factors_of(torch.ops.aten.pow.Tensor_Scalar, (constant, 3))
     assert not factors_of(torch.ops.aten.div.Tensor, (leaf, other))
     with torch.no_grad():
         assert not factors_of(MUL, (leaf, other))
@@ -197,6 +201,41 @@ def test_meters_see_what_runs_to_make_a_value() -> None:
     assert seen.names == ["aten.mm.default", "aten.mul.Tensor"]
 
 
+class Living(OperatorMode):
+    """Notes how many redeemed values live when an operator begins."""
+
+    def __init__(self, tickets: Tickets) -> None:
+        super().__init__()
+        self._tickets = tickets
+        self.counts: list[tuple[str, int]] = []
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        living = sum(not each.expired() for each in self._tickets.redeemed)
+        self.counts.append((func.overloadpacket.__name__, living))
+        return func(*args, **kwargs)
+
+
+ONE_BY_ONE: dict[str, tuple[Callable[[Tensor], Tensor], list[tuple[str, int]]]] = {
+    "a power": (lambda x: x.pow(3), [("pow", 1), ("mul", 0), ("mul", 0)]),
+    "a sine": (torch.sin, [("cos", 1), ("mul", 0)]),
+    "a cosine": (torch.cos, [("sin", 1), ("neg", 0), ("mul", 0)]),
+}
+
+
+@pytest.mark.parametrize(("of", "living"), ONE_BY_ONE.values(), ids=ONE_BY_ONE)
+def test_what_a_node_reads_once_is_gone_in_its_next_operator(
+    of: Callable[[Tensor], Tensor], living: list[tuple[str, int]]
+) -> None:
+    tickets = Tickets()
+    x = torch.randn(8, 8, requires_grad=True)
+    with saved_tensors_hooks(tickets.pack, lambda redeem: redeem()):
+        outputs = of(x)
+    with Living(tickets) as seen:
+        outputs.backward(torch.ones_like(outputs))
+    of_node = dict(living)  # what makes the value again runs, too
+    assert [each for each in seen.counts if each[0] in of_node] == living
+
+
 def test_a_mode_of_others_sees_what_runs_to_make_a_value() -> None:
     tickets = Tickets()
     with FlopCounterMode(display=False):
@@ -205,9 +244,33 @@ def test_a_mode_of_others_sees_what_runs_to_make_a_value() -> None:
     assert tickets.asked == 0
 
 
-def smallest_peak_bytes() -> int:
-    """Return the smallest peak that a plan for gated blocks reaches."""
-    between, parts = BETWEEN["a gated product"]
+class OfForward(Seen):
+    """Counts operators of a forward."""
+
+    is_of_forward = True
+
+
+def test_a_gradient_that_a_forward_takes_gets_values_at_once() -> None:
+    tickets = Tickets()
+    with OfForward():
+        found = gradients(torch.mul, tickets)
+    assert all(map(torch.equal, found, gradients(torch.mul, None)))
+    assert tickets.asked == 0
+
+
+def units_by_powers(_: nn.Module, h: Tensor) -> Tensor:
+    return 0.5 * h * (1 + torch.tanh(0.8 * (h + 0.04 * h.pow(3))))
+
+
+READ_ONCE: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[], dict[str, nn.Module]]]] = {
+    "a gated product": BETWEEN["a gated product"],
+    "units by powers": (units_by_powers, dict),
+}
+
+
+def smallest_peak_bytes(name: str) -> int:
+    """Return the smallest peak that a plan for blocks of `READ_ONCE` reaches."""
+    between, parts = READ_ONCE[name]
     model = of(between, parts)()
     x = torch.randn(64, TOKENS, WIDTH)
     blocks = {f"layers.{number}": block for number, block in enumerate(model.layers)}
@@ -217,10 +280,11 @@ def smallest_peak_bytes() -> int:
     return Planner(graph).minimum_feasible_bytes
 
 
-def test_a_gated_product_reaches_a_smaller_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    smallest = smallest_peak_bytes()
+@pytest.mark.parametrize("name", READ_ONCE)
+def test_a_block_reaches_a_smaller_peak(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    smallest = smallest_peak_bytes(name)
     monkeypatch.setattr("strategies.step.late_value.are_large", lambda saved: False)  # noqa: ARG005
-    assert smallest < smallest_peak_bytes()
+    assert smallest < smallest_peak_bytes(name)
 
 
 class Gated(nn.Module):
