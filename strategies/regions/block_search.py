@@ -142,22 +142,31 @@ def _entered(modules: Mapping[str, nn.Module], boxes: list[str]) -> list[str]:
         if _are_alike(modules, children):
             found += children
             continue
+        stages = {child: _box_of_stage(modules, child) for child in children}
+        inside = {child: _blocks_in(modules, inner) for child, inner in stages.items() if inner}
+        repeated = {plain_class(modules[each[0]]) for each in inside.values() if len(each) > 1}
         for child in children:
-            inner = [child] if isinstance(modules[child], CONTAINERS) else _outermost(modules, child)
-            inner = [each for each in inner if _blocks_in(modules, each)]
-            repeats = len(inner) == 1 and _repeats(modules, _blocks_in(modules, inner[0]))
-            found += _entered(modules, inner) if repeats else [child]
+            blocks = inside.get(child, [])
+            if len(blocks) > 1:
+                found += _entered(modules, [stages[child]])
+            else:  # one block is a stage where other stages repeat its class
+                is_stage = any(plain_class(modules[each]) in repeated for each in blocks)
+                found += blocks if is_stage else [child]
     return found
+
+
+def _box_of_stage(modules: Mapping[str, nn.Module], child: str) -> str:
+    """Return the only container of blocks in a module, where all are of one class; else nothing."""
+    boxes = [child] if isinstance(modules[child], CONTAINERS) else _outermost(modules, child)
+    found = {box: blocks for box in boxes if (blocks := _blocks_in(modules, box))}
+    kinds = {plain_class(modules[each]) for blocks in found.values() for each in blocks}
+    return next(iter(found)) if len(found) == len(kinds) == 1 else ""
 
 
 def _are_alike(modules: Mapping[str, nn.Module], children: list[str]) -> bool:
     """Say if more than half of some modules have parameters of the same names and shapes as another one."""
     alike = Counter(_shapes(modules[child]) for child in children)
     return 2 * sum(count for count in alike.values() if count > 1) > len(children)
-
-
-def _repeats(modules: Mapping[str, nn.Module], children: list[str]) -> bool:
-    return len(children) > 1 and len({plain_class(modules[child]) for child in children}) == 1
 
 
 def _repeated_class(modules: Mapping[str, nn.Module]) -> list[str]:

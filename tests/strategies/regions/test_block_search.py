@@ -37,9 +37,9 @@ class Leaf(nn.Module):
 
 
 class Stage(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, depth: int = 2) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([Block(width), Block(width)])
+        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
         self.shrink = nn.Linear(width, 2 * width)
 
 
@@ -82,6 +82,16 @@ FOUND = [
             ("Block",),
         ),
         id="stages",
+    ),
+    pytest.param(
+        Model(stages=listed(Stage(2, 1), Stage(8))),
+        (["stages.0.blocks.0", "stages.1.blocks.0", "stages.1.blocks.1"], "stages.1.blocks", ("Block",)),
+        id="a stage of one block",
+    ),
+    pytest.param(
+        Model(stages=listed(Stage(2, 1), Stage(8, 1))),
+        (["stages.0", "stages.1"], "stages", ()),
+        id="stages of one block each",
     ),
     pytest.param(
         Model(down=listed(Block(), Block()), middle=Block(), up=listed(Block(), Block())),
