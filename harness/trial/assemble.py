@@ -298,7 +298,7 @@ def _made(
     if experiment.wrap_order == "inside_fsdp":
         model = ac.apply(model, inputs)
     if experiment.is_compiled and not is_compiled_first:
-        compile_model(model, units, experiment, backend)
+        compile_model(model, blocks if experiment.plans_graphs else units, experiment, backend)
 
     # distribute, and AC where it stands around what is distributed
     model = distribute(model, units, experiment, devices)

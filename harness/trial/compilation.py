@@ -166,17 +166,10 @@ def compile_model(
     """Compile `model` in place.
 
     Args:
-        units: its blocks.
-
-    Raises:
-        StrategyError: AC plans a module that is not compiled by itself.
+        units: its blocks; where AC plans graphs, those that it plans.
     """
     modules = {"": model} if experiment.compile_scope == "model" else units
     partitions = experiment.ac.partitions(model, backend.name) if experiment.plans_graphs else {}
-    for fqn in partitions:
-        if fqn not in modules:
-            problem = f"plans {fqn!r}, which is not compiled by itself"
-            raise StrategyError("ac.layers_fqn", f"{problem}; plan the blocks of model.layers_fqn")
     for fqn, module in modules.items():
         _compile(module, backend.splitting(partitions.get(fqn)))
     if experiment.plans_graphs:

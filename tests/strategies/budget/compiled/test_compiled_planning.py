@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -131,14 +131,21 @@ class _Counting(_Block):
         return super().forward(x) + super().forward(positive).sum()
 
 
-def _model(block: type[_Block]) -> tuple[nn.Module, tuple[Tensor], Callable[[Tensor], Tensor]]:
+def _model(
+    block: type[_Block], containers: Sequence[str] = ("blocks",)
+) -> tuple[nn.Module, tuple[Tensor], Callable[[Tensor], Tensor]]:
     model = nn.Sequential()
-    model.add_module("blocks", nn.Sequential(*(block() for _ in range(3))))
+    for name in containers:
+        model.add_module(name, nn.Sequential(*(block() for _ in range(3))))
     return model, (torch.randn(32, 16),), torch.sum
 
 
 def of_blocks() -> Any:
     return _model(_Block)
+
+
+def of_two_containers() -> Any:
+    return _model(_Block, ("stem", "blocks"))
 
 
 def of_other_blocks() -> Any:
@@ -160,6 +167,16 @@ def counting() -> Any:
 def user(factory: str, more: str) -> str:
     where = "tests.strategies.budget.compiled.test_compiled_planning"
     return f"model=python model.layers_fqn=blocks model.factory={where}:{factory} compile=aot_eager {more}"
+
+
+def test_blocks_that_are_named_by_class_are_compiled_by_themselves(tmp_path: Path) -> None:
+    pair = Pair(user("of_two_containers", "ac.module_classes=[_Block] ac.fraction=0.75"), tmp_path)
+    assert [block.fqn for block in pair.plan.blocks] == [
+        f"{container}.{number}" for container in ("stem", "blocks") for number in range(3)
+    ]
+    assert all(map(torch.equal, pair.state, pair.twin_state))
+    planned, twin = pair.reports()
+    assert planned.memory.peak_bytes == pair.plan.predicted_peak_bytes < twin.memory.peak_bytes
 
 
 UNSUITABLE = {
