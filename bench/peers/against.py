@@ -34,6 +34,8 @@ from bench.table import ratio_words, table_of
 SHARES = tuple(share / 100 for share in range(20, 101, 5))
 """Budgets of ablations and of the figure's lines."""
 
+BRIEF = ("share", "extra", "ours", "difference", "executor")
+"""Fields of `Compared` that `--brief` keeps, in this order."""
 
 VERDICTS = ("ahead", "equal", "behind", "no plan", "not run")
 
@@ -44,6 +46,7 @@ def main(words: Sequence[str]) -> int:
     arguments.add_argument("--workloads", nargs="+", choices=[*KNOWN], default=[*WORKLOADS])
     arguments.add_argument("--only", default="", help="peers whose name has this")
     arguments.add_argument("--turns", type=int, default=6, help="timed steps of each; 0: none")
+    arguments.add_argument("--brief", action="store_true", help="leave ablations out, and write few numbers")
     chosen = arguments.parse_args(words)
     torch.set_num_threads(1)
     rows: list[Compared] = []
@@ -56,17 +59,21 @@ def main(words: Sequence[str]) -> int:
                 if chosen.only in peer.name:
                     rows.append(comparison.of(peer))
                     print(_line(rows[-1]), file=sys.stderr, flush=True)
-            ablations += [comparison.ours.ablation(share) for share in SHARES]
+            if not chosen.brief:
+                ablations += [comparison.ours.ablation(share) for share in SHARES]
     publish(
-        Group(_table(rows), _ablation_table(ablations), *_summaries(rows)),
+        Group(_table(rows), *([_ablation_table(ablations)] if ablations else []), *_summaries(rows)),
         chosen.out,
         protocol={
             "workloads": {name: KNOWN[name].overrides for name in chosen.workloads},
             "turns": chosen.turns,
             "threads": 1,
             "packages": libraries.versions(),
+            **({"fields": BRIEF} if chosen.brief else {}),
         },
-        results={
+        results=brief(rows)
+        if chosen.brief
+        else {
             "peers": [_as_json(row) for row in rows],
             "ablations": [asdict(each) for each in ablations],
         },
@@ -82,6 +89,17 @@ def peers(workload: Workload) -> Iterator[Peer]:
     yield from libraries.peers()
     yield from sac.peers()
     yield from compiler.peers()
+
+
+def brief(rows: Sequence[Compared]) -> dict[str, dict[str, list[object]]]:
+    """Return `BRIEF` of each setting of each peer that ran, rounded, by workload."""
+    found: dict[str, dict[str, list[object]]] = {}
+    for row in rows:
+        numbers = (getattr(row, name) for name in BRIEF)
+        found.setdefault(row.workload, {})[f"{row.peer}, {row.setting}"] = [
+            round(each, 4) if isinstance(each, float) else each for each in numbers
+        ]
+    return found
 
 
 def summary(rows: Sequence[Compared]) -> str:
@@ -126,6 +144,7 @@ def _table(rows: Sequence[Compared]) -> Table:
             "bound": "bound:.2f",
             "points": "points:+.2f",
             "": lambda row: row.reason or row.verdict,
+            "executor": "executor",
             "time": lambda row: ratio_words(row.time),
             "ours / peer": lambda row: ratio_words(row.ours_over_peer),
         },

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from bench.peers.ours import Ours, carried_out
+from bench.peers.ours import Ours, trained_by
 from bench.peers.peer import CannotRunError, Peer
 from bench.peers.workload import Measured, Workload
 from harness.measure.speed.timing import host_time_s, in_turns
@@ -17,6 +17,7 @@ from harness.records.statistics import Ratio, ratio_to_baseline
 from harness.trial.assemble import Assembled
 from harness.trial.compilation import compiling
 from harness.trial.steps import train
+from strategies.budget.plan import Plan
 
 EQUAL_POINTS = 0.05
 """Points of a step's FLOPs up to which two are equal."""
@@ -45,6 +46,7 @@ class Compared:
         extra: what the peer computes beyond a plain step.
         bound: no schedule of the eager step's operators within the peer's peak costs less.
         ours_bytes, ours: peak and cost of our plan, measured; `None` where we have no plan at that peak.
+        executor: of our plan: `eager`, or `compiled` where that is cheaper, beside a peer that is compiled.
         difference: of the peer's gradients from the plain ones, relative.
         ours_difference: of ours.
         time, ours_time: step time / that of the plain step.
@@ -61,6 +63,7 @@ class Compared:
     bound: float | None = None
     ours_bytes: int | None = None
     ours: float | None = None
+    executor: str = ""
     difference: float | None = None
     ours_difference: float | None = None
     time: Ratio | None = None
@@ -125,7 +128,6 @@ class Comparison:
                 return named(reason=str(error))
             except _OF_PEERS as error:
                 return named(reason=f"{type(error).__name__}: {str(error).partition(_NEW_LINE)[0][:120]}")
-            plan = self.ours.at(measured.peak_bytes)
             found = partial(
                 named,
                 peak_bytes=measured.peak_bytes,
@@ -133,17 +135,28 @@ class Comparison:
                 bound=self.ours.bound_percent(measured.peak_bytes),
                 difference=_difference(workload.gradients(theirs), self._gradients),
             )
+            plan = self._plan(peer, measured)
             if plan is None:
                 return found(**self._times(peer, [self._trainee, theirs]))
-            layers_fqn = workload.plain.model.layers_fqn
-            planned = workload.trainee(change=carried_out(plan, layers_fqn))
+            planned = trained_by(plan, workload)
             ours = workload.measured(planned)
             return found(
+                executor=plan.executor,
                 ours_bytes=ours.peak_bytes,
                 ours=self._extra(ours),
                 ours_difference=_difference(workload.gradients(planned), self._gradients),
                 **self._times(peer, [self._trainee, theirs, planned]),
             )
+
+    def _plan(self, peer: Peer, measured: Measured) -> Plan | None:
+        """Return our plan at a peer's peak: for compiled blocks where it costs less than the eager one."""
+        budget_bytes = measured.peak_bytes
+        plan = self.ours.at(budget_bytes)
+        most = self._extra(measured) + EQUAL_POINTS
+        if not peer.is_compiled or (plan is not None and plan.percent(plan.extra_flops) <= most):
+            return plan
+        found = [each for each in (plan, self.ours.compiled_at(budget_bytes)) if each is not None]
+        return min(found, key=lambda each: each.extra_flops, default=None)
 
     def _extra(self, measured: Measured) -> float:
         return 100 * (measured.flops / self.plain.flops - 1)

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
-from bench.peers.workload import Workload, blocks_of
+from bench.peers.workload import Workload
 from harness.measure.step import runnable_step
 from harness.trial.assemble import Assembled
 from harness.trial.steps import UNMEASURED_STEPS
+from strategies.ac.budget import Budget
+from strategies.base import StrategyError
+from strategies.budget.compiled import compiled_planning
 from strategies.budget.eager import carrying_out
 from strategies.budget.plan import Plan
 from strategies.budget.planning.block_options import Option
 from strategies.budget.planning.planner import BudgetBelowMinimum, Planner
 from strategies.budget.planning.simulation import PLAIN, peak_bytes
-from strategies.regions.blocks import ModelModules, find_blocks
 from strategies.step.plan_capture import capture
 from strategies.step.step_graph import StepGraph
 
@@ -47,20 +52,43 @@ class Ablation:
     whole_blocks: float | None
 
 
+_COMPILER = "aot_eager"
+_COMPILED = ("ac=budget", "ac.executor=compiled", f"compile={_COMPILER}")
+
+
 class Ours(Planner):
     """The planner of a workload, and lesser ones on the same options."""
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
-        super().__init__(step_graph(workload), nests=False)
+        graph = step_graph(workload)
+        super().__init__(graph, nests=False)
         self._alike = list(self._same_everywhere())
+        self._nesting = Planner(graph)
 
     def at(self, budget_bytes: int) -> Plan | None:
         """Return the plan for a budget; `None` where there is none."""
-        try:
-            return self.plan(budget_bytes)
-        except BudgetBelowMinimum:
+        return plan_at(self._nesting, budget_bytes)
+
+    def compiled_at(self, budget_bytes: int) -> Plan | None:
+        """Return the plan for blocks that are compiled; `None` where there is none, or they cannot be."""
+        if self._compiled is None:
             return None
+        planner, of_compiler = self._compiled
+        plan = plan_at(planner, budget_bytes)
+        return None if plan is None else of_compiler(plan)
+
+    @cached_property
+    def _compiled(self) -> tuple[Planner, Callable[[Plan], Plan]] | None:
+        trainee = self.workload.trainee()
+        step = replace(runnable_step(trainee, self.workload.batch(UNMEASURED_STEPS)), compiler=_COMPILER)
+        try:
+            graph, of_compiler = compiled_planning.captured(
+                step, ac_of(self.workload).modules_of(trainee.model)
+            )
+        except StrategyError:
+            return None
+        return Planner(graph, nests=False, is_taped=False), of_compiler
 
     def bound_percent(self, budget_bytes: int) -> float | None:
         """Return the cost that no schedule within a budget is below; `None` where no schedule fits."""
@@ -129,7 +157,7 @@ def step_graph(workload: Workload) -> StepGraph:
     """Return the step that peers are measured in, on its data: tokens go to the same experts."""
     trainee = workload.trainee()
     step = runnable_step(trainee, workload.batch(UNMEASURED_STEPS))
-    modules = ModelModules.of(trainee.model, blocks_of(trainee))
+    modules = ac_of(workload).modules_of(trainee.model)
     with step.around():
         return capture(step.run, modules, device=torch.device("cpu"), standing=step.standing)
 
@@ -144,11 +172,30 @@ def _density(now: Option, then: Option) -> float:
     return math.inf if added <= 0 else freed / added
 
 
-def carried_out(plan: Plan, layers_fqn: str) -> Callable[[Assembled], None]:
-    """Return what puts a plan on a trainee."""
+def ac_of(workload: Workload) -> Budget:
+    """Return `ac=budget` of a workload, which has found its blocks."""
+    ac = workload.experiment("ac=budget", "ac.fraction=1.0").ac
+    assert isinstance(ac, Budget), "it was asked for"
+    return ac
+
+
+def plan_at(planner: Planner, budget_bytes: int) -> Plan | None:
+    """Return the plan for a budget; `None` where there is none."""
+    try:
+        return planner.plan(budget_bytes)
+    except BudgetBelowMinimum:
+        return None
+
+
+def trained_by(plan: Plan, workload: Workload) -> Assembled:
+    """Return a trainee with a plan, after the steps that nobody measures."""
+    if plan.executor == "compiled":
+        with TemporaryDirectory() as folder:
+            file = Path(folder, "plan.json")
+            plan.save(file)
+            return workload.trainee(workload.experiment(*_COMPILED, f"ac.plan_file={file}"))
 
     def change(trainee: Assembled) -> None:
-        blocks = find_blocks(trainee.model, layers_fqn=layers_fqn, module_classes=())
-        carrying_out.enclose(plan, ModelModules.of(trainee.model, blocks))
+        carrying_out.enclose(plan, ac_of(workload).modules_of(trainee.model))
 
-    return change
+    return workload.trainee(change=change)

@@ -20,14 +20,13 @@ from rich.table import Table
 
 from bench.output import parser, publish
 from bench.overhead.steps import process_time_s
-from bench.peers.ours import carried_out, step_graph
+from bench.peers.ours import plan_at, step_graph, trained_by
 from bench.peers.workload import Workload
 from bench.table import ratio_words, table_of
 from harness.measure.speed.timing import in_turns
 from harness.records.statistics import Ratio, ratio_to_baseline
 from harness.trial.steps import train
-from strategies.budget.plan import Plan
-from strategies.budget.planning.planner import BudgetBelowMinimum, Objective, Planner
+from strategies.budget.planning.planner import Objective, Planner
 
 PEERS: Mapping[str, Sequence[str]] = {
     "full": ("ac=full",),
@@ -119,13 +118,8 @@ def rows_of(width: int, turns: int, objectives: Sequence[Objective] = OBJECTIVES
             )
             for objective in objectives
         ]
-        plans = [_plan(planner, at.peak_bytes) for planner in planners]
-        planned = [
-            None
-            if plan is None
-            else workload.trainee(change=carried_out(plan, workload.plain.model.layers_fqn))
-            for plan in plans
-        ]
+        plans = [plan_at(planner, at.peak_bytes) for planner in planners]
+        planned = [None if plan is None else trained_by(plan, workload) for plan in plans]
         steps = [partial(train, each, batch) for each in (plain, theirs, *filter(None, planned))]
         plain_s, peer_s, *times = in_turns(steps, warmup=2, turns=turns, clock=process_time_s)
         for row, plan, trainee in zip(rows, plans, planned, strict=True):
@@ -142,13 +136,6 @@ def rows_of(width: int, turns: int, objectives: Sequence[Objective] = OBJECTIVES
                 plain_over_peer=ratio_to_baseline(plain_s, peer_s),
                 ours_over_peer=ratio_to_baseline(times.pop(0), peer_s),
             )
-
-
-def _plan(planner: Planner, budget_bytes: int) -> Plan | None:
-    try:
-        return planner.plan(budget_bytes)
-    except BudgetBelowMinimum:
-        return None
 
 
 def _table(rows: Sequence[AtPeak]) -> Table:

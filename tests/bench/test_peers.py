@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bench.peers import blockwise, libraries, rotor
-from bench.peers.against import summary
+from bench.peers.against import brief, summary
 from bench.peers.blockwise import Schedule
 from bench.peers.compared import Compared, Comparison
 from bench.peers.figure import chart
@@ -81,6 +81,23 @@ def test_peers_recompute_exactly_their_blocks(
     assert (found.difference, found.ours_difference, found.verdict) == (0.0, 0.0, verdict)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of")  # torch's compiler does it
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_a_compiled_peer_meets_a_compiled_plan_where_none_is_eager(
+    comparison: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = Peer(name="compiler", overrides=("compile=aot_eager", "ac=compiler_budget", "ac.budget=0.1"))
+    monkeypatch.setattr(comparison.ours, "at", lambda _: None)
+    found = comparison.of(peer)
+    assert found.peak_bytes is not None
+    assert found.ours_bytes is not None
+    assert found.extra is not None
+    assert found.ours is not None
+    assert found.ours_bytes <= found.peak_bytes < found.plain_bytes
+    assert 0 < found.ours <= found.extra
+    assert (found.executor, found.ours_difference) == ("compiled", 0.0)
+
+
 SIZES = [BlockSizes(input_bytes=10, saved_bytes=100)] * 4
 
 
@@ -131,6 +148,11 @@ ROW = Compared(
 )
 def test_the_verdict_says_where_ours_stands(row: Compared, verdict: str) -> None:
     assert row.verdict == verdict
+
+
+def test_few_numbers_of_a_row_are_rounded() -> None:
+    row = replace(ROW, extra=9.00004, difference=0.0, executor="eager")
+    assert brief([row]) == {"w": {"p, s": [0.5, 9.0, 6.0, 0.0, "eager"]}}
 
 
 def test_the_summary_names_the_worst_gap() -> None:
