@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from harness.predict.prediction import predict
-from tests.harness.trial.test_pipeline import HAS_THESE_PEAKS, MEASURED, pipelined
-
-_MARK = {("full", "1f1b"): pytest.mark.slow}
-_ROWS = [pytest.param(*row, marks=_MARK.get(row[:2], pytest.mark.matrix)) for row in MEASURED]
+from tests.harness.trial.test_pipeline import HAS_THESE_PEAKS, MEASURED, measured_in_stages, pipelined
+from tests.rank_pool import RankPool
 
 
-@pytest.mark.parametrize(("variant", "schedule", "left", "peaks", "forwards"), _ROWS)
+def test_two_small_stages_are_predicted_as_they_are_measured(pool2: RankPool) -> None:
+    case = pipelined("full", "1f1b")
+    case = replace(case, microbatches=2, model=replace(case.model, n_layers=2))  # type: ignore[call-arg]
+    record, measured = predict(case, seconds=None), pool2.run(measured_in_stages, case)
+    memory, work = record.memory, record.work
+    assert memory is not None
+    assert work is not None
+    assert memory.pipeline is not None
+    assert [each.bytes_a_microbatch for each in memory.pipeline] == [
+        stages.bytes_a_microbatch for stages, _, _ in measured
+    ]
+    assert [each.activation_peak_bytes for each in memory.by_rank] == [peak for _, peak, _ in measured]
+    counts = [tuple(counts.values()) for _, _, counts in measured]
+    assert tuple(work.recomputations.values()) == tuple(map(max, zip(*counts, strict=True)))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("variant", "schedule", "left", "peaks", "forwards"), MEASURED)
 def test_bytes_and_forwards_of_ranks(
     variant: str,
     schedule: str,

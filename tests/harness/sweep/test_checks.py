@@ -103,31 +103,6 @@ WHOSE = f"'{__name__}:make'"
 ENDED, REMEDY = f"the process that ran {WHOSE}", "a factory returns or raises"
 
 
-@pytest.mark.parametrize(
-    ("act", "problem"),
-    {
-        "exits_at_once": f"{ENDED} exited with status 0; {REMEDY}",
-        "crashes": f"{ENDED} was ended by SIGSEGV; {REMEDY}",
-        "kills_itself": f"{ENDED} was ended by SIGKILL; {REMEDY}",
-        "closes_everything": f"{ENDED} exited with status 1; {REMEDY}",
-        "has_no_text": f"{WHOSE} raised _BadText: (its text cannot be had: ValueError)",
-        "exits_in_its_text": f"{WHOSE} raised _ExitingText: (its text cannot be had: SystemExit)",
-        "has_a_long_text": f"{WHOSE} raised ValueError: {'x' * 4000}",
-        "interrupts": f"{WHOSE} raised KeyboardInterrupt: ",
-        "is_a_generator": f"{WHOSE} raised GeneratorExit: gone",
-        "hangs_deaf": f"{WHOSE} did not return within 0.5 s",
-    }.items(),
-)
-def test_nothing_that_a_factory_does_ends_the_driver(
-    agent: Agent, monkeypatch: pytest.MonkeyPatch, act: str, problem: str
-) -> None:
-    monkeypatch.setattr(checks, "_SLACK_S", 0.5 if act == "hangs_deaf" else 60.0)
-    deadline_s = 0.5 if act == "hangs_deaf" else 30.0
-    found = checks.Elsewhere(agent.call).made(deadline_s, _spec(act))
-    assert isinstance(found, ConfigError)
-    assert str(found) == f"model.factory: {problem}"
-
-
 def test_what_another_process_has_seen_of_a_factory_is_known_without_a_call(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,3 +116,28 @@ def test_what_another_process_has_seen_of_a_factory_is_known_without_a_call(
     seen = pickle.loads(pickle.dumps(spec))
     assert "test_checks.py" in {each.name for each in seen.files()}
     assert not seen.is_reduced()
+
+
+@pytest.mark.parametrize(
+    ("act", "problem"),
+    {
+        "exits_at_once": f"{ENDED} exited with status 0; {REMEDY}",
+        "kills_itself": f"{ENDED} was ended by SIGKILL; {REMEDY}",
+        "closes_everything": f"{ENDED} exited with status 1; {REMEDY}",
+        "has_no_text": f"{WHOSE} raised _BadText: (its text cannot be had: ValueError)",
+        "exits_in_its_text": f"{WHOSE} raised _ExitingText: (its text cannot be had: SystemExit)",
+        "has_a_long_text": f"{WHOSE} raised ValueError: {'x' * 4000}",
+        "interrupts": f"{WHOSE} raised KeyboardInterrupt: ",
+        "is_a_generator": f"{WHOSE} raised GeneratorExit: gone",
+        "crashes": f"{ENDED} was ended by SIGSEGV; {REMEDY}",
+        "hangs_deaf": f"{WHOSE} did not return within 0.5 s",
+    }.items(),
+)
+def test_nothing_that_a_factory_does_ends_the_driver(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, act: str, problem: str
+) -> None:
+    monkeypatch.setattr(checks, "_SLACK_S", 0.5 if act == "hangs_deaf" else 60.0)
+    deadline_s = 0.5 if act == "hangs_deaf" else 30.0
+    found = checks.Elsewhere(agent.call).made(deadline_s, _spec(act))
+    assert isinstance(found, ConfigError)
+    assert str(found) == f"model.factory: {problem}"

@@ -138,7 +138,7 @@ def test_a_rank_says_what_it_does(pool2: RankPool, schedule: str, first: str, la
     assert pool2.run(_told, pipelined("none", schedule)) == [first, last]
 
 
-def _measured(_rank: int, case: Experiment) -> tuple[StagesInFlight, int, dict[str, int]]:
+def measured_in_stages(_rank: int, case: Experiment) -> tuple[StagesInFlight, int, dict[str, int]]:
     batch = batches(case, _CPU, 0)
     trainee = cases.assembled(case, batch(0).parts()[0])
     train(trainee, batch(0))
@@ -197,7 +197,7 @@ def test_bytes_and_forwards_of_ranks(
     peaks: tuple[int, int],
     forwards: list[tuple[int, int, int]],
 ) -> None:
-    found = pool2.run(_measured, pipelined(variant, schedule))
+    found = pool2.run(measured_in_stages, pipelined(variant, schedule))
     assert tuple(stages.bytes_a_microbatch for stages, _, _ in found) == left
     if HAS_THESE_PEAKS:
         assert tuple(peak for _, peak, _ in found) == peaks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -37,6 +37,7 @@ from tests.strategies.budget.eager.idioms import (
 )
 from tests.strategies.budget.small_steps import measured_peak_bytes, step_of
 
+Examine: TypeAlias = Callable[[Callable[[], Model], Tensor], None]
 HOST_BYTES = 1 << 30
 BUDGET = Budget(fraction=1.0, layers_fqn="layers")
 SHAPES = {"two dimensions": (ROWS * TOKENS, WIDTH), "three dimensions": (ROWS, TOKENS, WIDTH)}
@@ -142,23 +143,28 @@ def examine_first_call(make: Callable[[], Model], x: Tensor) -> None:
     assert measured_peak_bytes(planned, [x], sum_step(planned, x)) <= plan["budget_bytes"]
 
 
+by_each_way = pytest.mark.parametrize(
+    "examine", [examine_plans, examine_first_call], ids=["planned from a step", "at a first call"]
+)
+
+
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("between", IN_PLACE.values(), ids=IN_PLACE)
-def test_in_place_on_what_a_linear_made(between: Between, shape: tuple[int, ...]) -> None:
-    examine_plans(of(between), rows(shape))
-    examine_first_call(of(between), rows(shape))
+@by_each_way
+def test_in_place_on_what_a_linear_made(examine: Examine, between: Between, shape: tuple[int, ...]) -> None:
+    examine(of(between), rows(shape))
 
 
 @pytest.mark.parametrize(("between", "parts"), BETWEEN.values(), ids=BETWEEN)
-def test_an_idiom_between_linears(between: Between, parts: Parts) -> None:
-    examine_plans(of(between, parts), rows())
-    examine_first_call(of(between, parts), rows())
+@by_each_way
+def test_an_idiom_between_linears(examine: Examine, between: Between, parts: Parts) -> None:
+    examine(of(between, parts), rows())
 
 
 @pytest.mark.parametrize("make", [*MODELS.values(), *BESIDE.values()], ids=[*MODELS, *BESIDE])
-def test_an_idiom_around_blocks(make: Callable[[], Model]) -> None:
-    examine_plans(make, rows())
-    examine_first_call(make, rows())
+@by_each_way
+def test_an_idiom_around_blocks(examine: Examine, make: Callable[[], Model]) -> None:
+    examine(make, rows())
 
 
 @pytest.mark.parametrize(("make", "words"), REFUSED.values(), ids=REFUSED)

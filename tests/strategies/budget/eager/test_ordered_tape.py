@@ -201,7 +201,7 @@ def test_compiled_code_inside_is_followed_with_its_graph_breaks(monkeypatch: pyt
 
 @pytest.mark.parametrize("is_group", [False, True], ids=["blocks alone", "a group"])
 def test_dropout_keeps_the_order_and_the_bytes(is_group: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Gated(0.1)
+    plain = Gated(0.1, 4 if is_group else 2)
     if is_group:
         made, plan = Gated(0.1), grouped(captured(Gated(0.1), Y), [(0, 3)], 0.2)
         enclose(plan, ModelModules(blocks=made.blocks))
@@ -221,7 +221,7 @@ def test_dropout_keeps_the_order_and_the_bytes(is_group: bool, monkeypatch: pyte
 def test_a_copy_of_a_model_has_no_orders(
     copied: Callable[[nn.Module], nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = Gated()
+    plain = Gated(blocks=2)
     made = planned(plain, Y, 0.0)
     for model in (made, made, copied(made)):
         with ends(monkeypatch) as found:
@@ -232,8 +232,7 @@ def test_a_copy_of_a_model_has_no_orders(
 def sharded_steps(rank: int) -> list[set[bool]]:
     """Return of each step whether calls were in order; gradients are those of the plain model."""
     x = torch.randn(2, 8, WIDTH, generator=torch.Generator().manual_seed(rank))
-    whole = planned(Gated(0.1), x, 0.0)
-    plain = Gated(0.1)
+    whole, plain = planned(Gated(0.1, 2), x, 0.0), Gated(0.1, 2)
     for model in (plain, whole):
         for layer in model.layers:
             fully_shard(layer)

@@ -54,7 +54,7 @@ def step_of(model: nn.Module, xs: list[Tensor], schedule: str) -> Callable[[], N
 
 
 @cache
-def graph(schedule: str, dropout: float, blocks: int = 3) -> StepGraph:
+def graph(schedule: str, dropout: float, blocks: int = 2) -> StepGraph:
     model, xs = Gated(dropout, blocks), inputs()
     modules = ModelModules(blocks=model.blocks)
     run = step_of(model, xs, SCHEDULES[schedule])
@@ -70,7 +70,7 @@ def trained(model: nn.Module, schedule: str) -> tuple[list[Any], int]:
     return [*(each.grad for each in model.parameters()), torch.get_rng_state()], flops.count
 
 
-def carried_out(plan: Plan, dropout: float, blocks: int = 3) -> Gated:
+def carried_out(plan: Plan, dropout: float, blocks: int = 2) -> Gated:
     model = Gated(dropout, blocks)
     carrying_out.enclose(plan, ModelModules(blocks=model.blocks))
     return model
@@ -88,10 +88,10 @@ def carried_out(plan: Plan, dropout: float, blocks: int = 3) -> Gated:
 )
 def test_the_peak_is_the_predicted_one_and_gradients_are_equal(schedule: str, dropout: float) -> None:
     planner = ScheduledPlanner(graph(schedule, dropout), nests=False)
-    xs, plain = inputs(), Gated(dropout, 3)
+    xs, plain = inputs(), Gated(dropout, 2)
     run = step_of(plain, xs, SCHEDULES[schedule])
     assert measured_peak_bytes(plain, xs, run) == planner.plain_peak_bytes
-    expected, step_flops = trained(Gated(dropout, 3), schedule)
+    expected, step_flops = trained(Gated(dropout, 2), schedule)
     smallest, largest = planner.minimum_feasible_bytes, planner.plain_peak_bytes
     costs = []
     for share in (0.0, 0.4):
@@ -114,7 +114,7 @@ def test_the_peak_is_the_predicted_one_and_gradients_are_equal(schedule: str, dr
 @pytest.mark.parametrize("share", [0.1, 0.4, 0.7])
 def test_no_other_choice_of_the_options_is_much_cheaper(schedule: str, share: float) -> None:
     """All pairs of options of two blocks are simulated; within 5 % of a step, the plan is the cheapest."""
-    planner = ScheduledPlanner(graph(schedule, 0.0, 2), nests=False)
+    planner = ScheduledPlanner(graph(schedule, 0.0), nests=False)
     smallest, largest = planner.minimum_feasible_bytes, planner.plain_peak_bytes
     budget = int(smallest + share * (largest - smallest))
     least = min(
