@@ -93,7 +93,6 @@ EXPENSIVE = {
     "tests/strategies/budget/eager/test_idioms.py": "-a hook on a tensor]",
     "tests/strategies/budget/compiled/test_compiled_planning.py": "[a write]",
     "tests/strategies/budget/eager/test_carried_out.py": "[without dropout]",
-    "tests/strategies/ac/test_budget.py::test_a_dimension_of_one": "[(1, 1, 8)-little kept]",
     "tests/harness/trial/test_compilation.py": "",
     "tests/harness/check/test_neutrality.py": "test_names_the_recomputed_value",
     "tests/harness/test_deferred.py": "::test_help_needs_no_torch",
@@ -385,7 +384,7 @@ REPEATED: dict[str, tuple[str, ...]] = {
     ),
     "tests/strategies/ac/test_sharded.py::test_a_budget_plans_at_the_first_call": ("[tp",),
     "tests/strategies/ac/test_budget.py::test_blocks_may_have_two_names": ("[blocks",),
-    "tests/strategies/ac/test_budget.py::test_a_dimension_of_one": ("(1, 1, 8)-little kept",),
+    "tests/strategies/ac/test_budget.py::test_a_dimension_of_one": (),
     "tests/strategies/ac/test_megatron.py::test_a_label_frees": (
         "[llama",
         "[moe-labels5",
@@ -485,6 +484,91 @@ from a program, a report in a workspace of W&B, the example of a backward in two
 GPU without other packages, with a group of one and with two parts of a context."""
 
 
+GOING: dict[str, tuple[str, ...]] = {
+    "tests/strategies/budget/compiled/test_joint_split.py::test_every": ("[False",),
+    "tests/hydra_plugins/test_composition.py::test_presets": (
+        "[fsdp_parity",
+        "[ac_by_mesh",
+        "[ac_matrix",
+    ),
+    "tests/parity/test_sharding.py::test_random": (
+        "[cheapest-gpt",
+        "[megatron-mlp",
+    ),
+    "tests/parity/test_sharding.py::test_a_step": ("[candidate-bf16",),
+    "tests/parity/test_sharding.py::test_is_neutral_within_a": ("[bf16_mixed-megatron",),
+    "tests/strategies/chunk/test_changes.py::test_inputs": (
+        "[one tensor first-forward",
+        "[two tensors first-training",
+    ),
+    "tests/strategies/chunk/running/test_proof.py::test_what_layers": ("[an attribute of",),
+    "tests/strategies/chunk/planning/test_chunk_plan.py::test_the": ("[fused attention]",),
+    "tests/strategies/chunk/planning/test_head_and_loss.py::test_logits": ("[weights, smooth",),
+    "tests/strategies/budget/planning/test_rerun.py::test_time": ("[flops-1.0",),
+    "tests/strategies/chunk/running/test_chunked_forward.py::test_state": ("[_Averages",),
+    "tests/strategies/chunk/running/test_chunked_forward.py::test_channels": ("[evaluation",),
+    "tests/harness/predict/test_batch_sizes.py::test_steps": (
+        "[another word",
+        "[another type",
+    ),
+    "tests/harness/predict/test_prediction.py::test_tokens": ("[shard4",),
+    "tests/parity/test_fsdp.py::test_hybrid": (
+        "[inside_fsdp-_HYBRID",
+        "[outside_fsdp-HYBRID",
+        "[call_site-_HYBRID",
+    ),
+    "tests/strategies/budget/planning/test_block_choice.py::test_many": ("[0.8-160",),
+    "tests/hydra_plugins/test_composition.py::test_points_are": (
+        "[a string",
+        "[an integer for",
+        "[a truth",
+        "[a list",
+        "[a mapping",
+        "[a number for a string inside",
+        "[nothing inside",
+        "[the same value again",
+        "[an added value",
+        "[a value inside of nothing",
+    ),
+    "tests/harness/command_line/test_schema.py::test_every_option": (
+        "[chunk=minimum",
+        "[chunk=tiles",
+        "[shard=candidate",
+        "[shard=cheapest",
+    ),
+    "tests/strategies/chunk/test_idioms.py::test_half": ("[convolutions and attentions-True",),
+    "tests/strategies/budget/planning/test_planner.py::test_a_call": ("[no operator",),
+    "tests/strategies/budget/planning/test_planner.py::test_what_may": ("[aten.silu",),
+    "tests/gallery/test_users.py::test_the": (
+        "[AttributeOfA",
+        "[input_cleared",
+        "[slope_bound",
+        "[gain_enclosed",
+    ),
+    "tests/harness/check/test_on_ranks.py::test_all_ranks_say": (
+        "[FSDP, micro",
+        "[FSDP, dropout",
+    ),
+    "tests/strategies/ac/test_budget.py::test_a_budget_that": ("[more bytes",),
+    "tests/strategies/ac/test_budget.py::test_compiled": ("[a block-at its",),
+    "tests/harness/predict/test_fake_rank.py::test_recurrent": ("[GRU-none",),
+    "tests/harness/trial/test_plan_budget.py::test_a_budget_that_only": ("[0.305",),
+    "tests/harness/report/wandb/test_publisher.py::test_a_broken": ("[replies",),
+    "tests/bench/test_gpu.py::test_every_point": ("[sweep-cuda",),
+    "tests/strategies/shard/model/test_odd_models.py::test_every": (
+        "[hook before a block",
+        "[hook after the model",
+        "[divides by its",
+        "[loops over",
+        "[tied embedding",
+        "[repeated heads",
+    ),
+}
+"""Dear rows that only `make matrix` runs where more stay than go: starts of names, and words of what goes.
+
+Rows that stay show the same of the same kind."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fresh", action="store_true", help="run again what of tests/matrix has passed here")
     parser.addoption("--device", choices=("cpu", "cuda"), default="cpu", help="of trials of tests/matrix")
@@ -499,7 +583,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=_place)
-    expensive, repeated = tuple(EXPENSIVE), tuple(REPEATED)
+    expensive, repeated, going = tuple(EXPENSIVE), tuple(REPEATED), tuple(GOING)
     for item in items:
         name = item.nodeid
         # one look at all beginnings, because few names have one of them
@@ -512,6 +596,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             for kind, kept in REPEATED.items()
         ):
             item.add_marker("matrix")
+        if name.startswith(going) and any(
+            name.startswith(kind) and any(word in name for word in words) for kind, words in GOING.items()
+        ):
+            item.add_marker("matrix")
     if config.args == config.getini("testpaths"):
         _require_representatives([item.nodeid for item in items])
 
@@ -522,6 +610,7 @@ def _require_representatives(names: list[str]) -> None:
     for table, kinds in (
         ("EXPENSIVE", {kind: (kept,) for kind, kept in EXPENSIVE.items()}),
         ("REPEATED", REPEATED),
+        ("GOING", GOING),
     ):
         for kind, rows in kinds.items():
             of_kind = names[bisect_left(names, kind) : bisect_left(names, f"{kind}\uffff")]
