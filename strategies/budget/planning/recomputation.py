@@ -11,6 +11,7 @@ Source: HiGHS (Huangfu and Hall, 2018) solves both programmes.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from strategies.estimate.scipy_modules import scipy
 from strategies.step.needed import needed
@@ -260,21 +262,35 @@ class _Programme:
 
     def least(self, *, is_whole: bool) -> float:
         """Return a lower bound of the least cost; endless where there is no solution."""
-        size = len(self.costs)
-        costs = np.array(self.costs)
-        unit_cost = max(costs.max(initial=0.0), 1e-30)
-        optimize = scipy("optimize")
-        found = optimize.milp(
-            costs / unit_cost,
-            integrality=np.full(size, int(is_whole)),
-            bounds=optimize.Bounds(0.0, 1.0),
-            constraints=optimize.LinearConstraint(_matrix(self._rows, size), lb=np.array(self._least)),
-            options={"node_limit": _NODES},
-        )
-        if found.status == _INFEASIBLE:
-            return np.inf
-        proven = found.mip_dual_bound if is_whole else found.fun
-        return float(max(0.0, proven or 0.0) * unit_cost * (1 - _MARGIN))
+        costs, least = np.array(self.costs), np.array(self._least)
+        matrix = _matrix(self._rows, len(costs))
+        arrays = (costs, least, matrix.indptr, matrix.indices, matrix.data)
+        said = hashlib.sha256(f"{is_whole} {[each.dtype for each in arrays]} {len(least)}".encode())
+        for each in arrays:
+            said.update(each.tobytes())
+        if said.digest() not in _SOLVED:
+            _SOLVED[said.digest()] = _least(costs, least, matrix, is_whole)
+        return _SOLVED[said.digest()]
+
+
+_SOLVED: dict[bytes, float] = {}
+"""The least cost of each programme of this process, by its digest: half of all programmes come again."""
+
+
+def _least(costs: npt.NDArray[Any], least: npt.NDArray[Any], matrix: Any, is_whole: bool) -> float:
+    unit_cost = max(costs.max(initial=0.0), 1e-30)
+    optimize = scipy("optimize")
+    found = optimize.milp(
+        costs / unit_cost,
+        integrality=np.full(len(costs), int(is_whole)),
+        bounds=optimize.Bounds(0.0, 1.0),
+        constraints=optimize.LinearConstraint(matrix, lb=least),
+        options={"node_limit": _NODES},
+    )
+    if found.status == _INFEASIBLE:
+        return np.inf
+    proven = found.mip_dual_bound if is_whole else found.fun
+    return float(max(0.0, proven or 0.0) * unit_cost * (1 - _MARGIN))
 
 
 def _matrix(rows: Sequence[Sequence[tuple[int, float]]], size: int) -> Any:
