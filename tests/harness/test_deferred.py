@@ -134,15 +134,13 @@ def test_a_refusal_by_the_configuration_needs_no_torch(
     assert message in said
 
 
-def test_the_driver_of_a_sweep_and_its_report_need_no_torch(tmp_path: Path) -> None:
+def test_the_driver_of_a_sweep_needs_no_torch(tmp_path: Path) -> None:
     command = ("harness", *SWEEP, f"outputs_dir={tmp_path}")
     first, heavy = _run(*command)  # its checks and its trials are where the fork server has imported torch
     assert (first.returncode, heavy) == (0, []), first.stderr
     again, heavy = _run(*command)
     assert (again.returncode, heavy) == (0, [])
     assert "2 points: 0 to run, 2 done" in again.stderr
-    report, heavy = _run("harness.report", str(tmp_path / "default"))
-    assert (report.returncode, heavy) == (0, [])
 
 
 _PACKAGE = {
