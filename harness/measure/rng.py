@@ -35,14 +35,8 @@ def rng_states(device: torch.device) -> dict[str, Tensor]:
     back: both make two at a time, so that one and two draws end at the same position.
     """
     states = {each.name.partition(":")[0]: each.read() for each in generators.of_devices([device])}
-    return states | {"python": _python_state(), "numpy": _numpy_state()}
-
-
-def _python_state() -> Tensor:
     _, words, held_back = generators.PYTHON.read()
-    return torch.tensor([*words, held_back is not None])
-
-
-def _numpy_state() -> Tensor:
+    states["python"] = torch.tensor([*words, held_back is not None])
     _, words, position, is_held_back, _ = generators.NUMPY.read()
-    return torch.tensor([*words.tolist(), position, is_held_back])
+    states["numpy"] = torch.tensor([*words.tolist(), position, is_held_back])
+    return states

@@ -121,7 +121,9 @@ def instrument(
         _step(trainee, batch, _Meters(totals=totals, locator=locator))
     history, beyond = totals.history(), compiled()
     work = work_of((each.work for each in recorder.operators), locator.calls, device=device.type)
-    work = replace(work, recomputations=_by_asker(locator.calls_by_asker), policy_answers=dict(answers))
+    forwards = locator.calls_by_asker.values()
+    by_asker = {asker: sum(counts[asker] for counts in forwards) for asker in ASKERS}
+    work = replace(work, recomputations=by_asker, policy_answers=dict(answers))
     return StepReport(
         memory=history.memory(),
         work=work if beyond is None else beyond.beside(work),
@@ -136,11 +138,6 @@ def instrument(
         live=totals.live_totals(device.type),
         workspaces=None if probe is None else _workspaces(recorder.ledger),
     )
-
-
-def _by_asker(forwards: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-    """Return the forward calls of all blocks by what asked for them."""
-    return {asker: sum(counts[asker] for counts in forwards.values()) for asker in ASKERS}
 
 
 def allocator_truth(trainee: Trainee, batch: Any, live: LiveTotals) -> Allocator | None:

@@ -120,7 +120,9 @@ class Agent:
             )
         server = self._ready_server()
         self._dismiss_assistant()
-        _clear(job)
+        make_folder(job.trial_dir, within=job.trial_dir.parent)
+        for rank in job.local:
+            forget(job.trial_dir, rank)
         halt = halt or (lambda: None)
         live = LiveRanks(server, job.trial_dir, job.total)
         try:
@@ -187,12 +189,6 @@ def sigterm_exits() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
-
-
-def _clear(job: RankJob) -> None:
-    make_folder(job.trial_dir, within=job.trial_dir.parent)
-    for rank in job.local:
-        forget(job.trial_dir, rank)
 
 
 @contextlib.contextmanager

@@ -262,7 +262,8 @@ def merge_parities(parities: Sequence[Parity]) -> Parity:
         steps=min(parity.steps for parity in parities),
         absent=_in_all([parity.absent for parity in parities]),
         uncompared=joined(parity.uncompared for parity in parities),
-        losses=_means([parity.losses for parity in parities]),
+        # of each step the mean over the ranks that compute a loss: those of a last stage
+        losses=tuple(map(fmean, zip(*filter(None, (each.losses for each in parities)), strict=True))),
         weightless=merge_weightless([parity.weightless for parity in parities]),
         control=merge_parities(controls) if len(controls) == len(parities) else None,
         compared=parities[0].compared,
@@ -271,11 +272,6 @@ def merge_parities(parities: Sequence[Parity]) -> Parity:
         unreached=parities[0].unreached,
         **parts,
     )
-
-
-def _means(losses: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Return the mean of the loss of each step, over the ranks that compute one: those of a last stage."""
-    return tuple(map(fmean, zip(*filter(None, losses), strict=True)))
 
 
 def _merge_first(parts: Mapping[str, PartParity], parities: Sequence[Parity]) -> First | None:

@@ -82,20 +82,16 @@ def is_causal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 def _formula_of(func: Any) -> Callable[[tuple[Any, ...], dict[str, Any], Any], Any] | None:
     """Return the formula of an operator, from its operands as they are given; `None` where it has none."""
     packet = getattr(func, "_overloadpacket", func)
-    of_torch = flop_registry.get(packet) or flop_registry.get(_out_of_place(func))
     name = _name_of(func)
-    own = FORMULAS.get(name) or FORMULAS.get(name.removesuffix("_"))
+    out_of_place = name.removesuffix("_")  # `addmm` of `addmm_`: torch has its formula
+    of_torch = flop_registry.get(packet) or flop_registry.get(getattr(torch.ops.aten, out_of_place, None))
+    own = FORMULAS.get(name) or FORMULAS.get(out_of_place)
     if own is not None:
         names = [argument.name for argument in func._schema.arguments]  # noqa: SLF001 (torch has no public schema)
         return lambda args, kwargs, result: own(dict(zip(names, args, strict=False)) | kwargs, result)
     if of_torch is not None:
         return lambda args, kwargs, result: of_torch(*args, **kwargs, out_val=result)
     return None
-
-
-def _out_of_place(func: Any) -> Any:
-    """Return the operator that does the same out of place, whose formula torch has: `addmm` of `addmm_`."""
-    return getattr(torch.ops.aten, _name_of(func).removesuffix("_"), None)
 
 
 @cache

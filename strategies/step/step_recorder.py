@@ -207,7 +207,7 @@ class StepRecorder(LiveStorages):
             repeated_flops=repeated_scores(func, args, flops) if flops else 0,
             is_causal=flops > 0 and is_causal(func, args, kwargs),
             is_uncounted=is_uncounted(func, args),
-            moved_bytes=sum(map(_all_bytes, moved)),
+            moved_bytes=sum(each.numel() * each.element_size() for each in moved),
             collective=None if name is None else _collective(func, name, args, result),
             host_copy=self._direction(func, args, result) if func in _COPIES else "",
         )
@@ -265,10 +265,6 @@ def _ranks_of(args: Sequence[Any]) -> list[int]:
 
 def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
     return list({id(tensor): tensor for tensor in tensors}.values())
-
-
-def _all_bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _nbytes(tensor: Tensor) -> int:

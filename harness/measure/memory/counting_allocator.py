@@ -90,7 +90,8 @@ def build() -> Path | None:
     if compiler is None:
         return None
     digest = hashlib.sha256(_SOURCE.read_bytes() + torch.__version__.encode()).hexdigest()[:16]
-    library = _cache_folder() / f"counting_allocator-{digest}.so"
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    library = Path(cache, "acbench", f"counting_allocator-{digest}.so")
     if library.exists():
         return library
     try:
@@ -99,11 +100,6 @@ def build() -> Path | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return library
-
-
-def _cache_folder() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "acbench"
 
 
 def _compile(compiler: str, library: Path) -> None:

@@ -127,7 +127,8 @@ def compare(
         blocks={fqn: not names.isdisjoint(differing) for fqn, names in expected.blocks.items()},
         not_finite=next((name for name, value in largest.items() if not math.isfinite(value)), None),
         has_gradient=any(largest.values()),
-        has_block_gradient=_has_block_gradient(actual.checkpointed, largest),
+        has_block_gradient=not actual.checkpointed
+        or any(largest.get(each, 0) for each in actual.checkpointed),
     )
 
 
@@ -253,10 +254,6 @@ def _largest(snapshot: Snapshot) -> dict[str, float]:
         for name, leaf in leaves
         if isinstance(leaf, Captured) and _is_number(leaf.value) and leaf.value.numel()
     }
-
-
-def _has_block_gradient(checkpointed: frozenset[str], largest: Mapping[str, float]) -> bool:
-    return not checkpointed or any(largest.get(name, 0.0) for name in checkpointed)
 
 
 def _weightless(compared: Sequence[StepParity]) -> Weightless:

@@ -185,8 +185,9 @@ class _Reader:
                 self._read(part, f"{name}.{key}", depth)
 
     def _attributes(self, value: Any, name: str, depth: int) -> None:
-        own = {} if is_closed(value) or _is_of_units(value) else attributes(value)
-        for key, part in own.items():
+        if is_closed(value) or type(value).__module__.startswith("torch.distributed."):
+            return  # attributes of FSDP's and DTensor's own tensors say how they are sharded
+        for key, part in attributes(value).items():
             if not _is_bookkeeping(key):
                 self._read(part, f"{name}.{key}", depth)
 
@@ -251,11 +252,6 @@ def _begin(texts: Sequence[str]) -> str:
 
 def _is_bookkeeping(name: str) -> bool:
     return name.startswith((_OURS, "_fsdp", "_is_fsdp", "_ddp", "_dynamo", "__"))
-
-
-def _is_of_units(value: Any) -> bool:
-    """Return whether a tensor is one of FSDP's or DTensor's own, whose attributes say how it is sharded."""
-    return type(value).__module__.startswith("torch.distributed.")
 
 
 def _package(value: Any) -> str:

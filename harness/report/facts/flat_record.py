@@ -30,8 +30,11 @@ def flat_config(record: Record) -> dict[str, Any]:
             config |= dict(_flatten_group(key, value))
         else:
             config[key] = value
-    environment = {key: value for key, value in record.environment.items() if _is_scalar(value)}
-    return config | {f"environment_{key}": value for key, value in environment.items()}
+    return config | {
+        f"environment_{key}": value
+        for key, value in record.environment.items()
+        if isinstance(value, int | float | str | bool)
+    }
 
 
 def flat_summary(record: Record) -> dict[str, Scalar]:
@@ -93,7 +96,3 @@ def _flatten_scalars(values: Mapping[str, Any], prefix: str = "") -> Iterator[tu
             yield from _flatten_scalars(value, f"{path}_")
         elif value is not None:
             yield path, value
-
-
-def _is_scalar(value: object) -> bool:
-    return isinstance(value, int | float | str | bool)
