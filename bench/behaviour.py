@@ -54,27 +54,23 @@ def main() -> int:
     made.add_argument("--before", type=Path, help="another checkout, or the JSON file of an earlier run")
     arguments = made.parse_args()
     after = _measured(Path(__file__).parents[1])
-    before = after if arguments.before is None else _before(arguments.before.resolve())
+    before = after
+    if arguments.before is not None and arguments.before.is_dir():
+        before = _measured(arguments.before.resolve())
+    elif arguments.before is not None:
+        before = json.loads(arguments.before.read_text(encoding="utf-8"))["results"]["after"]
     publish(
         _table(before, after),
         arguments.out,
         protocol={"sizes": _SIZES, "sweeps": SWEEPS},
         results={"before": before, "after": after},
     )
-    different = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+    known = before.keys() | after.keys()
+    different = sorted(key for key in known if before.get(key) != after.get(key))
     for key in different:
         print(f"{key}: {before.get(key)} before, {after.get(key)} after")
-    print(
-        f"equal: {len(before.keys() | after.keys()) - len(different)} of {len(before.keys() | after.keys())}"
-    )
+    print(f"equal: {len(known) - len(different)} of {len(known)}")
     return int(bool(different))
-
-
-def _before(place: Path) -> dict[str, Any]:
-    if place.is_dir():
-        return _measured(place)
-    found: dict[str, Any] = json.loads(place.read_text(encoding="utf-8"))["results"]["after"]
-    return found
 
 
 def _measured(checkout: Path) -> dict[str, Any]:

@@ -25,12 +25,11 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.compat_facts import facts
-from bench.output import parser
+from bench.output import keep, parser
 from bench.table import Column, table_of
 from bench.trials import PRELOAD, UNBUDGETED, experiments, records
 from harness.measure.environment import describe
 from harness.ranks.agent import Agent, sigterm_exits
-from harness.records.files import SHARED, write_atomically
 from harness.records.record import Record
 
 _ROOT = Path(__file__).parents[1]
@@ -93,6 +92,10 @@ _MORE = (
     ("ac=selective_op", "ac.matmul_recompute_every=2", "mesh=single"),
     ("ac=none", "chunk=budget", "chunk.fraction=0.6", "mesh=single"),
 )
+_PROTOCOL = {
+    "overrides": _SIZES,
+    "tests": {name: f"-m '{area.marks}' {' '.join(area.paths)}" for name, area in AREAS.items()},
+}
 _MEMORY = ("saved_bytes", "peak_bytes", "activation_peak_bytes", "host_peak_bytes")
 _WORK = ("forward_flops", "backward_flops", "recomputed_flops", "collectives", "collective_bytes")
 
@@ -103,7 +106,7 @@ def main() -> int:
     results = _kept(arguments.out)
     for name in arguments.parts:
         results = _run(name, results, arguments.workers)
-        _write(arguments.out, results)
+        keep(arguments.out, protocol=_PROTOCOL, results=results)
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(_table(results))
     for area, found in results.get("tests", {}).items():
@@ -242,16 +245,6 @@ def _kept(path: Path) -> dict[str, Any]:
     here = describe("cpu")
     is_here = all(content["environment"][name] == here[name] for name in ("torch", "python"))
     return dict(content["results"]) if is_here else {}
-
-
-def _write(path: Path, results: Mapping[str, Any]) -> None:
-    protocol = {
-        "overrides": _SIZES,
-        "tests": {name: f"-m '{area.marks}' {' '.join(area.paths)}" for name, area in AREAS.items()},
-    }
-    content = {"protocol": protocol, "environment": describe("cpu"), "results": results}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(content, indent=1) + "\n", mode=SHARED)
 
 
 def _table(results: Mapping[str, Any]) -> Table:

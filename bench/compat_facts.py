@@ -83,10 +83,6 @@ def _selective(policy: Any, *, respects: bool | None = None) -> None:
     ).sum().backward()
 
 
-def _counts_cpu_attention() -> bool:
-    return _aten._scaled_dot_product_flash_attention_for_cpu in flop_registry  # noqa: SLF001 (its only name)
-
-
 def _dtype_of_reduced_gradients() -> str:
     """Return the dtype in which FSDP2 reduces gradients where only that of computing is named."""
     if dist.is_initialized():
@@ -115,7 +111,9 @@ QUESTIONS: Mapping[str, Callable[[], Any]] = {
     "calls of a selective policy while two saved products are recomputed": _policy_calls_in_recomputation,
     "`checkpoint` asks whether hooks get what selective AC saves": selective_takes_hooks,
     "bytes that hooks around a selective region get, unless asked for": _bytes_that_hooks_get,
-    "`FlopCounterMode` counts attention of the CPU": _counts_cpu_attention,
+    "`FlopCounterMode` counts attention of the CPU": lambda: (
+        _aten._scaled_dot_product_flash_attention_for_cpu in flop_registry  # noqa: SLF001 (its only name)
+    ),
     "FSDP2 reduces gradients of bfloat16 parameters in, unless told": _dtype_of_reduced_gradients,
     "a linear ends with": _reshape_of_a_product,
 }

@@ -30,11 +30,7 @@ class Entered:
 
 
 def entered(root: Path, words: Sequence[str], packages: Sequence[str]) -> Entered:
-    """Return what `python words` enters of `packages`, folders below `root`.
-
-    Raises:
-        subprocess.CalledProcessError: the command has failed.
-    """
+    """Return what `python words` enters of `packages`, folders below `root`."""
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder, "notes")
         environment = os.environ | {

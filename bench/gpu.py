@@ -5,7 +5,8 @@ it comes: `summary.json` (what ended how, after how long), `log.txt` (all that w
 (JSON of benchmarks, records and logs of sweeps). A command that fails or is cut short keeps no other from
 running. `--rehearse` runs every command on the CPU, with tiny sizes.
 
-This module needs nothing but Python: the packages that the machine lacks come as wheels, which it unpacks.
+This module, and what it imports, needs nothing but Python: the packages that the machine lacks come as
+wheels, which it unpacks.
 
     python3 -m bench.gpu tests parity
     python3 -m bench.gpu --rehearse
@@ -23,11 +24,12 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NoReturn
+
+from harness.ranks.agent import sigterm_exits
+from harness.records.files import SHARED, write_atomically
 
 ROOT = Path(__file__).resolve().parents[1]
 WHEELS = ROOT / ".whl"
@@ -105,11 +107,6 @@ def _tests(name: str, files: Sequence[str], limit_s: int) -> Command:
 def _proof(name: str, limit_s: int, *, file: str = "", gpu: str = "", cpu: str = "") -> Command:
     tests = _tests(name, [f"tests/matrix/test_{file or name}.py"], limit_s)
     words = f"{tests.words.replace('-m gpu ', '')} --fresh --device {{device}} {{size}}"
-    return Command(name=name, words=words, limit_s=limit_s, gpu=gpu, cpu=cpu)
-
-
-def _bench(name: str, module: str, limit_s: int, *, gpu: str = "", cpu: str = "") -> Command:
-    words = f"-m bench.{module} --device {{device}} --out {{results}}/{{name}}.json {{size}}"
     return Command(name=name, words=words, limit_s=limit_s, gpu=gpu, cpu=cpu)
 
 
@@ -203,10 +200,10 @@ STAGES: Mapping[str, Stage] = {
     "instrumentation": Stage(
         question="What do the timed steps of a trial add to a bare training loop?",
         commands=(
-            _bench(
-                "steps",
-                "overhead --part steps",
-                90,
+            Command(
+                name="steps",
+                words="-m bench.overhead --part steps --device {device} --out {results}/{name}.json {size}",
+                limit_s=90,
                 gpu="--model gpt_small --sequence-length 512 --pairs 40",
                 cpu="--batch-size 2 --sequence-length 8 --pairs 2",
             ),
@@ -259,21 +256,16 @@ class Report:
         self._results = results
         self.pack()
 
-    def add(self, ending: Ending) -> None:
-        """Enter how a command ended, and pack what it left."""
-        self.endings.append(ending)
-        self.pack()
-
     def pack(self) -> None:
         """Write the summary and the archive anew, each in one stroke."""
         summary = {"python": sys.version, "commands": [asdict(ending) for ending in self.endings]}
-        _replace(self._summary, json.dumps(summary, indent=1).encode() + b"\n")
+        write_atomically(self._summary, json.dumps(summary, indent=1) + "\n", mode=SHARED)
         made = self._results.with_suffix(".tgz")
         with tarfile.open(made, "w:gz") as archive:
             for path in sorted(self._results.rglob("*")):
                 if path.is_file() and path.stat().st_size <= _LARGEST_KEPT_BYTES:
                     archive.add(path, path.relative_to(self._results.parent))
-        _replace(self._archive, made.read_bytes())
+        write_atomically(self._archive, made.read_bytes(), mode=SHARED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -312,7 +304,8 @@ class Runner:
             name=command.name, stage=stage, line=line, status=status, code=code, wall_s=wall_s,
             limit_s=round(limit_s, 1),
         )  # fmt: skip
-        self.report.add(ending)
+        self.report.endings.append(ending)
+        self.report.pack()
         print(_tail(self.report.log, offset))
         print(f"== {stage}: {command.name}: {status}, {wall_s:.0f} of {max(limit_s, 0):.0f} s", flush=True)
         return ending
@@ -348,7 +341,7 @@ def main() -> int:
     arguments = _arguments()
     end_s = time.monotonic() + 60 * arguments.minutes
     device = "cpu" if arguments.rehearse else "cuda"
-    with tempfile.TemporaryDirectory() as folder, _sigterm_ends():
+    with tempfile.TemporaryDirectory() as folder, sigterm_exits():
         results = Path(folder, "results")
         results.mkdir()
         report = Report(arguments.out, results)
@@ -414,20 +407,6 @@ def _environment(packages: Path, device: str) -> dict[str, str]:
     }
 
 
-@contextmanager
-def _sigterm_ends() -> Iterator[None]:
-    """Let a caller's `timeout` end the commands too, and keep what there is."""
-
-    def leave(_number: int, _frame: object) -> NoReturn:
-        sys.exit(143)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End a process and what it started; ask first."""
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -438,12 +417,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
             continue
-
-
-def _replace(path: Path, content: bytes) -> None:
-    partial = path.with_name(f".{path.name}")
-    partial.write_bytes(content)
-    partial.replace(path)
 
 
 def _tail(log: Path, offset: int) -> str:

@@ -18,25 +18,25 @@ Times are those of 16 blocks beside `ac=full` in the same process. The target is
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from rich.console import Group
 from rich.table import Table
 
-from bench.output import parser, publish
-from bench.overhead.steps import WARMUP, harness_step, process_time_s, train_step
+from bench.output import parser, publish, status_of
+from bench.overhead.steps import time_ratio
 from bench.table import table_of
 from bench.trials import experiments
-from harness.experiment.data import source_of
 from harness.experiment.experiment import Experiment
 from harness.measure.parity.compare import compare_steps
 from harness.measure.parity.snapshot import steps
-from harness.measure.speed.timing import interleave
 from harness.measure.step import instrument
 from harness.models.base import Batch
-from harness.records.statistics import Ratio, ratio_to_baseline
+from harness.records.statistics import Ratio
 from harness.trial.assemble import Assembled, assemble
+from harness.trial.batches import batches
+from harness.trial.steps import train
 
 BLOCKS, WIDTH, BATCH_SIZE, SEQUENCE_LENGTH = 64, 64, 8, 128
 SIZES = (
@@ -53,6 +53,7 @@ SIZES = (
 BLOCK_INPUT_BYTES = 4 * BATCH_SIZE * SEQUENCE_LENGTH * WIDTH
 BLOCKS_FLOPS = BLOCKS * 2 * (2 * BATCH_SIZE * SEQUENCE_LENGTH * WIDTH * WIDTH)
 LEVELS = ((64,), (8, 8), (4, 4, 4), (2, 2, 2, 2, 2, 2))
+_CPU = torch.device("cpu")
 TIMED_BLOCKS, TIMED_LEVELS, TIMED_WIDTHS = 16, ((16,), (4, 4)), (64, 256)
 
 
@@ -137,12 +138,9 @@ def main() -> int:
             "blocks_flops": BLOCKS_FLOPS,
             "pairs": arguments.pairs,
         },
-        results={"steps": [asdict(row) for row in rows], "times": [asdict(row) for row in times]},
+        results={"steps": rows, "times": times},
     )
-    wrong = [row for row in rows if not is_as_claimed(row, rows)]
-    for row in wrong:
-        sys.stderr.write(f"not as claimed: {row}\n")
-    return int(bool(wrong))
+    return status_of([row for row in rows if not is_as_claimed(row, rows)])
 
 
 def is_as_claimed(row: NestedStep, rows: list[NestedStep]) -> bool:
@@ -162,11 +160,11 @@ def is_as_claimed(row: NestedStep, rows: list[NestedStep]) -> bool:
 
 
 def _measure(levels: tuple[int, ...], early_stop: bool, experiment: Experiment) -> NestedStep:
-    batches = [_batch(experiment, step) for step in range(experiment.protocol.parity_steps)]
-    trainee = _assembled(experiment, batches[0])
-    for batch in batches:
-        train_step(trainee, batch)
-    report = instrument(trainee, batches[0])
+    given = [*map(batches(experiment, _CPU, 0), range(experiment.protocol.parity_steps))]
+    trainee = _assembled(experiment, given[0])
+    for batch in given:
+        train(trainee, batch)
+    report = instrument(trainee, given[0])
     return NestedStep(
         levels=levels,
         early_stop=early_stop,
@@ -175,40 +173,28 @@ def _measure(levels: tuple[int, ...], early_stop: bool, experiment: Experiment) 
         activation_peak_bytes=report.memory.activation_peak_bytes,
         recomputed_flops=report.work.recomputed_flops,
         most_calls=max(report.work.calls.values()),
-        difference=_difference(experiment, batches),
+        difference=_difference(experiment, given),
     )
 
 
-def _difference(experiment: Experiment, batches: list[Batch]) -> str | None:
+def _difference(experiment: Experiment, given: list[Batch]) -> str | None:
     expected, actual = (
-        steps(_assembled(each, batches[0]), batches, seed=each.seed, dp_rank=0)
+        steps(_assembled(each, given[0]), given, seed=each.seed, dp_rank=0)
         for each in (experiment.twin(), experiment)
     )
-    first = compare_steps(expected, actual, count=len(batches), rank=0).first
+    first = compare_steps(expected, actual, count=len(given), rank=0).first
     return None if first is None else str(first)
 
 
 def _assembled(experiment: Experiment, batch: Batch) -> Assembled:
-    return assemble(experiment, torch.device("cpu"), None, batch)
-
-
-def _batch(experiment: Experiment, step: int) -> Batch:
-    source = source_of(experiment.model, experiment.data, sequence_length=experiment.sequence_length)
-    return source.batch(step=step, batch_size=experiment.batch_size, seed=experiment.seed)
+    return assemble(experiment, _CPU, None, batch)
 
 
 def _time(width: int, levels: tuple[int, ...], pairs: int, *, rewind: bool) -> NestedTime:
     common = [*SIZES, f"model.n_layers={TIMED_BLOCKS}", f"model.width={width}", f"model.hidden_width={width}"]
     given = f"ac.levels=[{','.join(map(str, levels))}]"
     nested, full = experiments([[*common, "ac=nested", given, f"ac.rewind={rewind}"], [*common, "ac=full"]])
-    batch = _batch(full, 0)
-    samples = interleave(
-        harness_step(nested, batch),
-        harness_step(full, batch),
-        warmup=WARMUP,
-        pairs=pairs,
-        clock=process_time_s,
-    )
+    batch = batches(full, _CPU, 0)(0)
     flops = []
     for experiment in (nested, full):
         work = instrument(_assembled(experiment, batch), batch).work
@@ -217,7 +203,7 @@ def _time(width: int, levels: tuple[int, ...], pairs: int, *, rewind: bool) -> N
         width=width,
         levels=levels,
         rewind=rewind,
-        ratio=ratio_to_baseline(samples.variant_s, samples.twin_s),
+        ratio=time_ratio(nested, full, batch, pairs),
         flops_ratio=flops[0] / flops[1],
     )
 
@@ -252,8 +238,7 @@ def _table_of_times(rows: list[NestedTime]) -> Table:
             "width": "width",
             "levels": lambda row: str(list(row.levels)),
             "rewind": lambda row: "on" if row.rewind else "off",
-            "time / ac=full": lambda row: f"{row.ratio.median:.3f}",
-            "95 % interval": lambda row: f"{row.ratio.low:.3f} to {row.ratio.high:.3f}",
+            "time / ac=full": "ratio:3",
             "FLOPs / ac=full": "flops_ratio:.3f",
             "time by FLOPs": lambda row: f"{row.ratio.median / row.flops_ratio:.3f}",
         },

@@ -6,9 +6,10 @@ import argparse
 import importlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from rich.console import Console, RenderableType
@@ -20,8 +21,8 @@ _WIDTH = 160
 """Columns of a table that goes to a file: the longest row shall not be folded."""
 
 
-def run_part(command: str, parts: Mapping[str, str]) -> int:
-    """Run the part of `command` that `--part` names, or the first, with the other options.
+def run_part(command: str, parts: Mapping[str, str]) -> NoReturn:
+    """Run the part of `command` that `--part` names, or the first, with the other options, and exit.
 
     Args:
         command: a package of `bench`.
@@ -40,7 +41,7 @@ def run_part(command: str, parts: Mapping[str, str]) -> int:
     if chosen.part is None and {"-h", "--help"} & {*words}:
         print(chooser.format_help())  # the options of the first part follow
     module = importlib.import_module(f"bench.{command}.{chosen.part or next(iter(parts))}")
-    return int(module.main(words))
+    sys.exit(module.main(words))
 
 
 def parser(description: str | None, name: str, command: str | None = None) -> argparse.ArgumentParser:
@@ -74,7 +75,7 @@ def publish(
         table: for people; one or a group of several.
         path: the JSON file; folders are made.
         protocol: how it was measured: sizes, repeats, order.
-        results: JSON values; numbers in base units (bytes, seconds, FLOPs).
+        results: JSON values and dataclasses; numbers in base units (bytes, seconds, FLOPs).
         device: what the environment describes.
     """
     Console(width=None if sys.stdout.isatty() else _WIDTH).print(table)
@@ -88,4 +89,11 @@ def keep(
     """Write what there is so far to `path`; arguments are those of `publish`."""
     content = {"protocol": dict(protocol), "environment": describe(device), "results": results}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(content, indent=1) + "\n", mode=SHARED)
+    write_atomically(path, json.dumps(content, indent=1, default=asdict) + "\n", mode=SHARED)
+
+
+def status_of(wrong: Sequence[Any]) -> int:
+    """Say which rows are not as they must be; return 1 where there is one."""
+    for row in wrong:
+        sys.stderr.write(f"not as it must be: {row}\n")
+    return int(bool(wrong))

@@ -11,7 +11,10 @@ from rich.table import Table
 from harness.records.statistics import Ratio
 
 Column: TypeAlias = str | Callable[[Any], str]
-"""What a column shows of a row: the field that `name` or `name:format` names, or what a function returns."""
+"""What a column shows of a row: the field that `name` or `name:format` names, or what a function returns.
+
+The format of a ratio is its number of digits.
+"""
 
 NOTHING = "-"
 """What stands where a field is `None`."""
@@ -42,18 +45,13 @@ def table_of(
     return made
 
 
-def ratio_words(ratio: Ratio | None, digits: int = 2) -> str:
-    """Return a median ratio with its interval."""
-    if ratio is None:
-        return NOTHING
-    return f"{ratio.median:.{digits}f} [{ratio.low:.{digits}f}, {ratio.high:.{digits}f}]"
-
-
 def _text(row: Any, column: Column) -> str:
     if not isinstance(column, str):
         return column(row)
     name, _, form = column.partition(":")
     value = getattr(row, name)
+    if isinstance(value, Ratio):
+        return f"{value.median:.{form}f} [{value.low:.{form}f}, {value.high:.{form}f}]"
     return NOTHING if value is None else format(value, form)
 
 

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -38,7 +39,8 @@ _MANY_BRANCHES = 10
 _TRIALS = {"full": ("ac=full",), "budget": ("ac=budget", "ac.fraction=0.6")}
 """Trials of the default model whose functions are counted; a tracker would add those of an extra."""
 _SHOWN_ROOMS = 12
-_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_DOCUMENTED = (ast.Module, ast.ClassDef, *_FUNCTIONS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +94,10 @@ def main() -> int:
         roots = {"before": arguments.before.resolve(), **roots}
     trials = _TRIALS if arguments.entered else {}
     found = {name: {trial: _entered(root, trial) for trial in trials} for name, root in roots.items()}
-    figures = {name: _figures(_figures_of_checkout(root), found[name]) for name, root in roots.items()}
+    figures = {name: asdict(_figures_of_checkout(root)) for name, root in roots.items()}
+    for name, trial in product(roots, trials):
+        figures[name][f"files_entered_{trial}"] = found[name][trial].files
+        figures[name][f"functions_entered_{trial}"] = found[name][trial].functions
     rooms = [_rooms_table(trial, found) for trial in trials]
     publish(
         Group(_table(figures), *rooms),
@@ -107,13 +112,6 @@ def _entered(root: Path, trial: str) -> Entered:
     with TemporaryDirectory() as folder:
         words = ["-m", "harness", *_TRIALS[trial], "tracker=none", f"outputs_dir={folder}"]
         return entered(root, words, _SOURCES)
-
-
-def _figures(tree: TreeFigures, trials: Mapping[str, Entered]) -> dict[str, Any]:
-    found = asdict(tree)
-    for name, trial in trials.items():
-        found |= {f"files_entered_{name}": trial.files, f"functions_entered_{name}": trial.functions}
-    return found
 
 
 def _table(figures: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -138,9 +136,11 @@ def _figures_of_checkout(root: Path) -> TreeFigures:
     between = _between_rooms(imports)
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in _files(root)]
     lines = [path.read_text(encoding="utf-8").splitlines() for path in _files(root)]
-    branches = [_branches(node) for tree in trees for node in ast.walk(tree) if _is_function(node)]
+    branches = [_branches(node) for tree in trees for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)]
     source_lines = sum(map(len, lines))
-    documented = sum(map(_docstring_lines, trees)) + sum(map(_comment_lines, lines))
+    documented = sum(map(_docstring_lines, trees)) + sum(
+        line.lstrip().startswith("#") or "  # " in line for each in lines for line in each
+    )
     readme = (root / "README.md").read_text(encoding="utf-8").splitlines()
     return TreeFigures(
         rooms=len(between),
@@ -200,32 +200,21 @@ def _imports(root: Path) -> dict[str, set[str]]:
 
 
 def _room(module: str) -> str:
-    package, *inside = module.split(".")
-    if not inside:
-        return package
-    return f"{package}.{inside[0]}"
-
-
-def _is_function(node: ast.AST) -> bool:
-    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    return ".".join(module.split(".")[:2])
 
 
 def _branches(function: ast.AST) -> int:
     """Return McCabe's number of a function, nested functions left out and boolean operators counted."""
-    return 1 + sum(_weight(node) for node in _own_nodes(function))
+    own = [*_own_nodes(function)]
+    operators = sum(len(node.values) - 1 for node in own if isinstance(node, ast.BoolOp))
+    return 1 + operators + sum(isinstance(node, _BRANCHES) for node in own)
 
 
 def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(function):
-        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        if not isinstance(child, (*_FUNCTIONS, ast.ClassDef)):
             yield child
             yield from _own_nodes(child)
-
-
-def _weight(node: ast.AST) -> int:
-    if isinstance(node, ast.BoolOp):
-        return len(node.values) - 1
-    return int(isinstance(node, _BRANCHES))
 
 
 def _docstring_lines(tree: ast.AST) -> int:
@@ -243,10 +232,6 @@ def _docstring_lines(tree: ast.AST) -> int:
         and isinstance(node.value, ast.Constant)
         and isinstance(node.value.value, str)
     )
-
-
-def _comment_lines(lines: list[str]) -> int:
-    return sum(line.lstrip().startswith("#") or "  # " in line for line in lines)
 
 
 def _longest_chain(imports: Mapping[str, set[str]]) -> int:

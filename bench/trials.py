@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
 
 import harness
 from harness.command_line.schema import experiment_fields, materialise
@@ -42,8 +43,13 @@ _DEADLINE_S = 120.0
 
 def experiments(points: Iterable[Sequence[str]]) -> list[Experiment]:
     """Return the experiment of each list of overrides, as the command line would compose it."""
+    return [materialise(experiment_fields(config)) for config in configs(points)]
+
+
+def configs(points: Iterable[Sequence[str]]) -> list[DictConfig]:
+    """Return what Hydra composes of each list of overrides."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return [materialise(experiment_fields(compose("config", list(overrides)))) for overrides in points]
+        return [compose("config", list(overrides)) for overrides in points]
 
 
 def run_all(plans: Sequence[TrialPlan], context: RankContext) -> dict[str, Any]:

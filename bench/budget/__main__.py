@@ -1,9 +1,5 @@
 """Plans of ac=budget."""
 
-from __future__ import annotations
-
-import sys
-
 from bench.output import run_part
 
 PARTS = {
@@ -13,4 +9,4 @@ PARTS = {
 }
 
 if __name__ == "__main__":
-    sys.exit(run_part("budget", PARTS))
+    run_part("budget", PARTS)

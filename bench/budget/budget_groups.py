@@ -8,10 +8,9 @@ peak that each reaches; and the cheapest plan of each at budgets that both keep.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from rich.console import Group
 
@@ -73,7 +72,11 @@ class Both:
 
 def main(words: Sequence[str]) -> int:
     """Plan, print, write the JSON."""
-    arguments = _arguments(words)
+    made = parser(__doc__, "budget_groups", "budget")
+    made.add_argument("--models", nargs="+", default=MODELS)
+    made.add_argument("--blocks", nargs="+", type=int, default=(8, 12, 24))
+    made.add_argument("--overrides", nargs="*", default=_OVERRIDES, help="of all models")
+    arguments = made.parse_args(words)
     smallest: list[Smallest] = []
     both: list[Both] = []
     for model in arguments.models:
@@ -97,10 +100,7 @@ def main(words: Sequence[str]) -> int:
         Group(*tables),
         arguments.out,
         protocol={"overrides": arguments.overrides, "models": arguments.models, "blocks": arguments.blocks},
-        results={
-            "smallest": list(map(asdict, smallest)),
-            "both": list(map(asdict, both)),
-        },
+        results={"smallest": smallest, "both": both},
     )
     return 0
 
@@ -125,14 +125,6 @@ _BOTH_COLUMNS: dict[str, Column] = {
     "groups": "groups:.2f",
     "in groups": "grouped",
 }
-
-
-def _arguments(words: Sequence[str]) -> argparse.Namespace:
-    made = parser(__doc__, "budget_groups", "budget")
-    made.add_argument("--models", nargs="+", default=MODELS)
-    made.add_argument("--blocks", nargs="+", type=int, default=(8, 12, 24))
-    made.add_argument("--overrides", nargs="*", default=_OVERRIDES, help="of all models")
-    return made.parse_args(words)
 
 
 def _smallest(plan: Plan, model: str, blocks: int, plans: str, seconds: float) -> Smallest:

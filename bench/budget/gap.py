@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from rich.console import Group
 
@@ -109,11 +109,7 @@ def main(words: Sequence[str]) -> int:
         ),
         arguments.out,
         protocol={"networks": {name: list(NETWORKS[name]) for name in arguments.networks}},
-        results={
-            "plans": list(map(asdict, found)),
-            "summary": asdict(summary),
-            "searches": list(map(asdict, searches)),
-        },
+        results={"plans": found, "summary": summary, "searches": searches},
     )
     return int(any(each.gap < 0 for each in found))
 

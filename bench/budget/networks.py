@@ -25,7 +25,7 @@ class Residual(nn.Module):
 
 
 class Pointwise(nn.Module):
-    """A function of each element."""
+    """A function of each element or row."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -36,12 +36,9 @@ class Pointwise(nn.Module):
         return self.function(x)
 
 
-class Outer(nn.Module):
-    """The outer product of each row with itself."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return (B, D * D) from (B, D)."""
-        return (x[..., :, None] * x[..., None, :]).flatten(-2)
+def outer(x: Tensor) -> Tensor:
+    """Return the outer product of each row with itself, (B, D * D) from (B, D)."""
+    return (x[..., :, None] * x[..., None, :]).flatten(-2)
 
 
 class GatedCell(nn.Module):
@@ -200,7 +197,14 @@ def convskip(together: int = 1) -> Any:
 def outer_products(together: int = 1) -> Any:
     """Return blocks whose largest values are outer products, which cost little."""
     blocks: list[nn.Module] = [
-        Residual(nn.Linear(24, 12), nn.Tanh(), Outer(), Pointwise(torch.sin), nn.SiLU(), nn.Linear(144, 24))
+        Residual(
+            nn.Linear(24, 12),
+            nn.Tanh(),
+            Pointwise(outer),
+            Pointwise(torch.sin),
+            nn.SiLU(),
+            nn.Linear(144, 24),
+        )
         for _ in range(5)
     ]
     return Blocks(nn.Linear(24, 24), blocks, together), (torch.randn(384, 24),), loss
@@ -208,14 +212,7 @@ def outer_products(together: int = 1) -> Any:
 
 def cheap_chains(together: int = 1) -> Any:
     """Return blocks of many operators without FLOPs."""
-    cheap: tuple[Callable[[Tensor], Tensor], ...] = (
-        torch.sin,
-        torch.exp,
-        torch.tanh,
-        torch.sigmoid,
-        functional.gelu,
-        torch.cos,
-    )
+    cheap: Any = (torch.sin, torch.exp, torch.tanh, torch.sigmoid, functional.gelu, torch.cos)
     blocks: list[nn.Module] = [
         nn.Sequential(
             nn.Linear(48, 48),

@@ -21,7 +21,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,15 +30,14 @@ import torch
 from rich.console import Group
 
 from bench.output import parser, publish
-from bench.overhead.steps import WARMUP, harness_step, process_time_s
+from bench.overhead.steps import time_ratio
 from bench.table import Column, table_of
 from bench.trials import experiments
 from harness.experiment.experiment import Experiment
-from harness.measure.speed.timing import interleave
 from harness.measure.step import StepReport, instrument, runnable_step
 from harness.models.base import Batch
 from harness.predict.without_data import as_with_values
-from harness.records.statistics import Ratio, ratio_to_baseline
+from harness.records.statistics import Ratio
 from harness.trial.assemble import assemble
 from harness.trial.batches import batches
 from harness.trial.plain_model import PlainModel
@@ -188,9 +187,12 @@ def main(words: Sequence[str]) -> int:
         torch.compiler.reset()
         (experiment,) = experiments([[f"model={model}", "ac=none", *arguments.overrides]])
         start = time.perf_counter()
-        graph, of_executor = _captured(experiment, arguments.compiler)
-        middle = time.perf_counter()
         is_eager = arguments.compiler == "none"
+        if is_eager:
+            graph, of_executor = captured(experiment), lambda plan: plan
+        else:
+            graph, of_executor = captured_compiled(experiment, arguments.compiler)
+        middle = time.perf_counter()
         planner = Planner(graph, nests=is_eager, is_taped=is_eager)
         plain = planner.plain_peak_bytes
         prepared.append(
@@ -222,13 +224,10 @@ def main(words: Sequence[str]) -> int:
             "models": arguments.models,
             "compiler": arguments.compiler,
         },
-        results={
-            "prepared": list(map(asdict, prepared)),
-            "planned": list(map(asdict, planned)),
-            "smallest": list(map(asdict, smallest)),
-        },
+        results={"prepared": prepared, "planned": planned, "smallest": smallest},
     )
-    return int(any(map(_is_broken, planned)) or any(each.is_predicted is False for each in smallest))
+    is_broken = any(each.used is not None and (each.used > 1 or (each.points or 0) < 0) for each in planned)
+    return int(is_broken or any(each.is_predicted is False for each in smallest))
 
 
 def _planners(
@@ -274,12 +273,8 @@ _SMALLEST_COLUMNS: dict[str, Column] = {
     "as predicted": "is_predicted",
     "on the host": "host:.4f",
     "extra FLOPs %": "extra_percent:.2f",
-    "time of ac=full": lambda row: "-" if row.time is None else _interval(row.time),
+    "time of ac=full": "time:3",
 }
-
-
-def _interval(ratio: Ratio) -> str:
-    return f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
 
 
 def _arguments(words: Sequence[str]) -> argparse.Namespace:
@@ -291,16 +286,6 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
     made.add_argument("--plan-only", action="store_true", help="run nothing, for models that do not fit here")
     made.add_argument("--pairs", type=int, default=12, help="of steps that are timed")
     return made.parse_args(words)
-
-
-def _captured(experiment: Experiment, compiler: str) -> tuple[StepGraph, Callable[[Plan], Plan]]:
-    if compiler == "none":
-        return captured(experiment), _as_it_is
-    return captured_compiled(experiment, compiler)
-
-
-def _as_it_is(plan: Plan) -> Plan:
-    return plan
 
 
 def _planned(model: str, planner: Planner, shares: Sequence[float]) -> Iterator[Planned]:
@@ -354,7 +339,7 @@ def _smallest(
                 is_predicted=None if plan_bytes is None else memory.peak_bytes == plan_bytes,
                 host=memory.host_peak_bytes / plain.peak_bytes,
                 extra_percent=100 * (_flops(reports[name]) / _flops(reports["none"]) - 1),
-                time=None if name == "full" else _time(known[name], known["full"], batch, pairs),
+                time=None if name == "full" else time_ratio(known[name], known["full"], batch, pairs),
             )
 
 
@@ -376,19 +361,9 @@ def _flops(report: StepReport) -> int:
     return report.work.forward_flops + report.work.backward_flops
 
 
-def _time(experiment: Experiment, full: Experiment, batch: Batch, pairs: int) -> Ratio:
-    steps = harness_step(experiment, batch), harness_step(full, batch)
-    samples = interleave(*steps, warmup=WARMUP, pairs=pairs, clock=process_time_s)
-    return ratio_to_baseline(samples.variant_s, samples.twin_s)
-
-
 def _title(prepared: Sequence[Prepared]) -> str:
     return "\n".join(
         f"{each.model}: capture {each.capture_s:.1f} s, options {each.options_s:.1f} s, smallest peak "
         f"{each.smallest:.3f} of no AC, proven {each.proven:.3f}"
         for each in prepared
     )
-
-
-def _is_broken(planned: Planned) -> bool:
-    return planned.used is not None and (planned.used > 1 or (planned.points or 0.0) < 0)

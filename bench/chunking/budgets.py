@@ -10,24 +10,22 @@ of the budgets, are medians of rounds in which the plain model and the planned o
 from __future__ import annotations
 
 import copy
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 from rich.table import Table
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
-from bench.chunking.chunk_attempt import ROUNDS, PlannedPass, relative_difference, results_of
-from bench.output import parser, publish
+from bench.chunking.chunk_attempt import ROUNDS, Attempt, PlannedPass, relative_difference, results_of
+from bench.output import parser, publish, status_of
 from bench.table import table_of
 from bench.trials import experiments
-from harness.models.base import Batch, LanguageModelSpec
+from harness.models.base import Batch
+from harness.trial.batches import batches
 from strategies.base import PlannedStep
 
 _EVOFORMER = ("model=evoformer", "model.n_sequences=32", "model.n_residues=64", "batch_size=1")
@@ -38,11 +36,7 @@ MODELS = {
     ),
     "gpt 768 x 1,024": ("model=gpt_small", "model.vocab_size=256", "sequence_length=1024", "batch_size=1"),
     "hf gpt2 96 x 512": (
-        "model=hf",
-        "model.dropout=0",
-        "model.width=96",
-        "sequence_length=512",
-        "batch_size=1",
+        "model=hf", "model.dropout=0", "model.width=96", "sequence_length=512", "batch_size=1",
     ),
     "llama": ("model=llama_nano", "sequence_length=1024", "batch_size=1"),
     "llama x 4": ("model=llama_nano", "sequence_length=1024", "batch_size=4"),
@@ -62,35 +56,21 @@ TIMED = (0.5, 0.25, 0.2, 0.1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BudgetResult:
+class BudgetResult(Attempt):
     """One budget for one model.
 
     Fields:
-        unchunked_bytes, budget_bytes: activation peaks as it is, and asked for.
-        predicted_bytes, measured_bytes: those of the plan; `None` where refused.
-        minimum_bytes: the smallest peak that the search has seen.
-        slowdown: median time / that of the plain model; `None` where it was not asked for.
-        estimated_slowdown: the same by the cost model.
+        budget_bytes: activation peak that was asked for.
+        estimated_slowdown: `slowdown` by the cost model.
         chunks: bodies that run in a forward.
-        planning_s: of the plan; the first budget of a model includes its recording.
-        relative_difference: |result - result of the plain model| / its largest element, or a thousandth of
-            the largest of all results, where that is more; of gradients in training.
-        error, plain_error: the same between the planned or the plain model's result and that in float64,
-            where both round.
+        error, plain_error: `relative_difference` of the planned or the plain model's result from that in
+            float64, where both round.
     """
 
     model: str
-    fraction: float
-    unchunked_bytes: int
     budget_bytes: int
-    predicted_bytes: int | None = None
-    measured_bytes: int | None = None
-    minimum_bytes: int
-    slowdown: float | None = None
     estimated_slowdown: float | None = None
     chunks: int = 0
-    planning_s: float
-    relative_difference: float | None = None
     error: float | None = None
     plain_error: float | None = None
 
@@ -119,11 +99,8 @@ def main(words: Sequence[str]) -> int:
         "rounds": ROUNDS,
         "training": chosen.training,
     }
-    publish(_table(rows), chosen.out, protocol=protocol, results=[asdict(row) for row in rows])
-    wrong = [row for row in rows if not row.is_as_claimed]
-    for row in wrong:
-        sys.stderr.write(f"not as claimed: {row}\n")
-    return int(bool(wrong))
+    publish(_table(rows), chosen.out, protocol=protocol, results=rows)
+    return status_of([row for row in rows if not row.is_as_claimed])
 
 
 def _rows(name: str, timed: Sequence[float], *, training: bool) -> Iterator[BudgetResult]:
@@ -131,14 +108,14 @@ def _rows(name: str, timed: Sequence[float], *, training: bool) -> Iterator[Budg
     torch.manual_seed(0)
     spec = experiment.model
     model = spec.build().train(training)
-    batch = _batch(spec, experiment.batch_size, experiment.sequence_length)
+    batch = batches(experiment, torch.device("cpu"), 0)(0)
 
     def loss(outputs: Any, targets: Any) -> Tensor:
         return spec.loss(outputs, Batch(inputs=batch.inputs, targets=targets))
 
     step = PlannedStep(loss=loss, loss_inputs=(batch.targets,)) if training else None
     case = PlannedPass.of(model, batch, step)
-    doubled = Batch(inputs=tree_map_only(Tensor, _doubled, batch.inputs), targets=batch.targets)
+    doubled = batch.changed(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
     exact = results_of(copy.deepcopy(model).double(), doubled, step)
     start = time.perf_counter()
     planning = case.planning()
@@ -156,18 +133,6 @@ def _rows(name: str, timed: Sequence[float], *, training: bool) -> Iterator[Budg
         start = time.perf_counter()
 
 
-def _batch(spec: Any, batch_size: int, sequence_length: int) -> Batch:
-    if isinstance(spec, LanguageModelSpec):
-        tokens = torch.randint(0, spec.vocab_size, (batch_size, sequence_length))
-        return Batch(inputs=(tokens,), targets=tokens)
-    drawn: Batch = spec.sample_batch(batch_size, np.random.default_rng(0))
-    return drawn
-
-
-def _doubled(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
-
-
 def _table(rows: list[BudgetResult]) -> Table:
     errors = estimate_errors(rows)
     caption = "no time was taken"
@@ -177,7 +142,7 @@ def _table(rows: list[BudgetResult]) -> Table:
             f"estimated time / measured - 1: median of sizes {median(map(abs, errors.values())):.1%}, "
             f"worst {errors[worst]:+.1%} ({worst[0]} at {worst[1]:.0%})"
         )
-    table = table_of(
+    return table_of(
         rows,
         {
             "model": "model",
@@ -193,9 +158,8 @@ def _table(rows: list[BudgetResult]) -> Table:
             "as it is, from float64": "plain_error:.1e",
             "planned in, s": "planning_s:.1f",
         },
+        caption=caption,
     )
-    table.caption = caption
-    return table
 
 
 def estimate_errors(rows: Sequence[BudgetResult]) -> dict[tuple[str, float], float]:

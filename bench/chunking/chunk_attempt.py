@@ -11,6 +11,7 @@ import gc
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from harness.measure.memory.locator import Locator
 from harness.measure.memory.totals import mark_backward, mark_forward
+from harness.measure.speed.timing import host_time_s, in_turns
 from harness.models.base import Batch
 from strategies.base import PlannedStep
 from strategies.chunk import ChunkPlan, InfeasibleBudget
@@ -29,6 +31,31 @@ from strategies.step.live_storages import LiveStorages
 
 ROUNDS = 5
 """Of plain and planned model."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """What came of one budget.
+
+    Fields:
+        fraction: budget / activation peak as it is.
+        unchunked_bytes: the activation peak as it is.
+        predicted_bytes, measured_bytes: those of the plan; `None` where refused.
+        minimum_bytes: the smallest peak that the search has seen.
+        slowdown: median time / that of the plain model; `None` where it was not asked for.
+        planning_s: of the plan; of the first budget with the recording.
+        relative_difference: |result - result of the plain model| / its largest element, or a thousandth of
+            the largest of all results, where that is more; of gradients in training.
+    """
+
+    fraction: float
+    unchunked_bytes: int
+    predicted_bytes: int | None = None
+    measured_bytes: int | None = None
+    minimum_bytes: int
+    slowdown: float | None = None
+    planning_s: float
+    relative_difference: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,13 +138,14 @@ class PlannedPass:
 
     def _slowdown(self, planned: nn.Module) -> float:
         """Return the median time of `planned` / that of the plain model, in turns."""
-        times: tuple[list[float], list[float]] = ([], [])
-        for _ in range(ROUNDS):
-            for model, taken in zip((planned, self.model), times, strict=True):
-                start = time.perf_counter()
-                results_of(model, self.batch, self.step)
-                taken.append(time.perf_counter() - start)
-        return median(times[0]) / median(times[1])
+        steps = [partial(run_pass, model, self.batch, self.step) for model in (planned, self.model)]
+        ours_s, plain_s = in_turns(steps, warmup=0, turns=ROUNDS, clock=host_time_s)
+        return median(ours_s) / median(plain_s)
+
+
+def run_pass(model: nn.Module, batch: Batch, step: PlannedStep | None) -> None:
+    """Run the pass of `results_of`, as what is timed."""
+    results_of(model, batch, step)
 
 
 def results_of(model: nn.Module, batch: Batch, step: PlannedStep | None) -> list[Tensor]:
@@ -171,7 +199,7 @@ def _lives(model: nn.Module, batch: Batch, step: PlannedStep | None) -> Ledger:
 
 
 def relative_difference(results: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Return the largest difference of two tensors, as `BudgetResult` has it."""
+    """Return the largest difference of two tensors, as `Attempt` has it."""
     floor = 1e-3 * max(each.abs().max().item() for each in expected)
     return max(
         (one.double() - other.double()).abs().max().item() / max(other.abs().max().item(), floor)

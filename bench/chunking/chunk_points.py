@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bench.chunking.chunk_attempt import PlannedPass, peak_above_gradients_bytes
+from bench.chunking.chunk_attempt import Attempt, PlannedPass, peak_above_gradients_bytes
 from bench.output import parser, publish
 from bench.table import table_of
 from harness.models.base import Batch
@@ -61,18 +61,11 @@ class Attention(nn.Module):
         return result
 
 
-class Stack(nn.Module):
+class Stack(nn.Sequential):
     """Blocks one after the other."""
 
     def __init__(self, n_layers: int, width: int, n_heads: int, *, is_causal: bool = False) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Attention(width, n_heads, is_causal=is_causal) for _ in range(n_layers))
-
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        """Return a tensor of the same shape."""
-        for layer in self.layers:
-            x_BSD = layer(x_BSD)
-        return x_BSD
+        super().__init__(*(Attention(width, n_heads, is_causal=is_causal) for _ in range(n_layers)))
 
 
 class WithLoss(nn.Module):
@@ -138,8 +131,8 @@ TRAINING = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PointResult:
-    """What came out; bytes and seconds as in `bench.chunking`.
+class PointResult(Attempt):
+    """What came out of one point.
 
     Fields:
         above_gradients: the peak of activations and gradients together, less all gradients, planned / as it
@@ -147,16 +140,8 @@ class PointResult:
     """
 
     name: str
-    fraction: float
-    unchunked_bytes: int
-    predicted_bytes: int | None = None
-    measured_bytes: int | None = None
-    minimum_bytes: int
-    slowdown: float | None = None
     allowed_slowdown: float | None
-    planning_s: float
     above_gradients: float | None = None
-    relative_difference: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,12 +152,9 @@ class Longest:
     unchunked: int
     chunked: int
 
-    @property
-    def sentence(self) -> str:
-        """The comparison in words."""
-        return (
-            f"in {self.budget_bytes:,} bytes: {self.unchunked:,} tokens as it is, {self.chunked:,} in chunks"
-        )
+    def __str__(self) -> str:
+        tokens = f"{self.unchunked:,} tokens as it is, {self.chunked:,} in chunks"
+        return f"in {self.budget_bytes:,} bytes: {tokens}"
 
 
 def main(words: Sequence[str]) -> int:
@@ -184,8 +166,8 @@ def main(words: Sequence[str]) -> int:
     points = TRAINING if chosen.training else FORWARD
     rows = [_row(point, training=chosen.training) for point in points]
     longest = None if chosen.training else _longest(1_024)
-    protocol = {"training": chosen.training, "longest": longest and asdict(longest)}
-    publish(_table(rows, longest), chosen.out, protocol=protocol, results=[asdict(row) for row in rows])
+    protocol = {"training": chosen.training, "longest": longest}
+    publish(_table(rows, longest), chosen.out, protocol=protocol, results=rows)
     return int(
         any(row.measured_bytes and row.measured_bytes > row.fraction * row.unchunked_bytes for row in rows)
     )
@@ -225,7 +207,6 @@ def _longest(tokens: int) -> Longest:
 
 
 def _table(rows: list[PointResult], longest: Longest | None) -> Table:
-    caption = None if longest is None else longest.sentence
     return table_of(
         rows,
         {
@@ -244,5 +225,5 @@ def _table(rows: list[PointResult], longest: Longest | None) -> Table:
             "difference": "relative_difference:.1e",
             "planned in, s": "planning_s:.1f",
         },
-        caption=caption,
+        caption=None if longest is None else str(longest),
     )

@@ -16,26 +16,26 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from rich.table import Table
-from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from bench.output import parser, publish
 from bench.table import table_of
 from bench.trials import experiments
-from harness.experiment.data import source_of
 from harness.experiment.experiment import Experiment
 from harness.measure.speed.timing import StepClock, StepFunction, clock_for, interleave
 from harness.measure.step import instrument
 from harness.models.base import Batch
 from harness.records.statistics import Quantiles, Ratio, quantiles, ratio_to_baseline
-from harness.trial.assemble import Assembled, assemble
+from harness.trial.assemble import assemble
+from harness.trial.batches import batches
+from harness.trial.steps import train
 
 TARGET = 0.01
 """How far the median ratio of timed steps may be from 1."""
@@ -74,8 +74,7 @@ def main(words: Sequence[str]) -> int:
     torch.set_num_threads(1)
     rows = _rows(arguments, device)
     protocol = {name: value for name, value in vars(arguments).items() if name != "out"} | {"warmup": WARMUP}
-    results = [asdict(row) for row in rows]
-    publish(_table(rows), arguments.out, protocol=protocol, results=results, device=device)
+    publish(_table(rows), arguments.out, protocol=protocol, results=rows, device=device)
     return 0
 
 
@@ -93,7 +92,9 @@ def bare_loop(experiment: Experiment, batch: Batch, *, checkpointed: bool) -> St
     with tokens.device:
         model = experiment.model.build().train()
     if checkpointed:
-        _checkpoint_blocks(model, experiment.model.layers_fqn)
+        for block in model.get_submodule(experiment.model.layers_fqn).children():
+            region: Any = partial(checkpoint, block.forward, use_reentrant=False)
+            block.forward = region
     optimizer = torch.optim.AdamW(model.parameters(), lr=experiment.learning_rate)
 
     def step() -> None:
@@ -109,15 +110,14 @@ def bare_loop(experiment: Experiment, batch: Batch, *, checkpointed: bool) -> St
 
 def harness_step(experiment: Experiment, batch: Batch) -> StepFunction:
     """Return the step that a trial times."""
-    return partial(train_step, assemble(experiment, batch.inputs[0].device, None, batch), batch)
+    return partial(train, assemble(experiment, batch.inputs[0].device, None, batch), batch)
 
 
-def train_step(trainee: Assembled, batch: Batch) -> None:
-    """Train one step."""
-    trainee.zero_grad()
-    _, loss = trainee.forward(batch)
-    trainee.backward(loss)
-    trainee.update()
+def time_ratio(experiment: Experiment, baseline: Experiment, batch: Batch, pairs: int) -> Ratio:
+    """Return the CPU time of a step / that of a baseline's, A B B A."""
+    both = harness_step(experiment, batch), harness_step(baseline, batch)
+    samples = interleave(*both, warmup=WARMUP, pairs=pairs, clock=process_time_s)
+    return ratio_to_baseline(samples.variant_s, samples.twin_s)
 
 
 def _arguments(words: Sequence[str]) -> argparse.Namespace:
@@ -140,7 +140,7 @@ def _rows(arguments: argparse.Namespace, device: torch.device) -> list[Compariso
         "data=synthetic",
     ]
     plain, full = experiments([[*common, "ac=none"], [*common, "ac=full", "ac.early_stop=true"]])
-    batch = _batch(plain).to(device)
+    batch = batches(plain, device, 0)(0)
     clock = process_time_s if (arguments.device, arguments.clock) == ("cpu", "process") else clock_for(device)
     compare = partial(_compare, clock=clock, pairs=arguments.pairs)
     bare, by_hand = (bare_loop(plain, batch, checkpointed=checkpointed) for checkpointed in (False, True))
@@ -155,17 +155,6 @@ def _rows(arguments: argparse.Namespace, device: torch.device) -> list[Compariso
         compare("ac=full / bare loop with checkpoint()", harness_step(full, batch), by_hand, target=TARGET),
         compare("instrumented step / bare loop", instrumented, bare),
     ]
-
-
-def _batch(experiment: Experiment) -> Batch:
-    source = source_of(experiment.model, experiment.data, sequence_length=experiment.sequence_length)
-    return source.batch(step=0, batch_size=experiment.batch_size, seed=experiment.seed)
-
-
-def _checkpoint_blocks(model: nn.Module, layers_fqn: str) -> None:
-    for block in model.get_submodule(layers_fqn).children():
-        region: Any = partial(checkpoint, block.forward, use_reentrant=False)
-        block.forward = region
 
 
 def _compare(
@@ -194,8 +183,7 @@ def _table(rows: list[Comparison]) -> Table:
             "step": "name",
             "median, ms": lambda row: f"{row.step_time_s.median * 1e3:.2f}",
             "bare, ms": lambda row: f"{row.bare_time_s.median * 1e3:.2f}",
-            "ratio": lambda row: f"{row.ratio.median:.4f}",
-            "95 % interval": lambda row: f"{row.ratio.low:.4f} to {row.ratio.high:.4f}",
+            "ratio": "ratio:4",
             "target": lambda row: "-" if row.target is None else f"1 ± {row.target:g}",
         },
         title="Timed steps against a bare training loop, A B B A",

@@ -1,9 +1,5 @@
 """Peers of ours through their own libraries."""
 
-from __future__ import annotations
-
-import sys
-
 from bench.output import run_part
 
 PARTS = {
@@ -17,4 +13,4 @@ PARTS = {
 }
 
 if __name__ == "__main__":
-    sys.exit(run_part("peers", PARTS))
+    run_part("peers", PARTS)

@@ -24,12 +24,11 @@ from rich.console import Group
 from rich.table import Table
 
 from bench.output import parser, publish
-from bench.peers import blockwise, compiler, libraries, rotor, sac
+from bench.peers import blockwise, libraries, rotor, sac
 from bench.peers.compared import Compared, Comparison
 from bench.peers.ours import Ablation
-from bench.peers.peer import Peer
-from bench.peers.workload import KNOWN, WORKLOADS, Workload
-from bench.table import ratio_words, table_of
+from bench.peers.workload import KNOWN, WORKLOADS, Peer, Workload
+from bench.table import table_of
 
 SHARES = tuple(share / 100 for share in range(20, 101, 5))
 """Budgets of ablations and of the figure's lines."""
@@ -58,11 +57,17 @@ def main(words: Sequence[str]) -> int:
             for peer in peers(workload):
                 if chosen.only in peer.name:
                     rows.append(comparison.of(peer))
-                    print(_line(rows[-1]), file=sys.stderr, flush=True)
+                    print(rows[-1], file=sys.stderr, flush=True)
             if not chosen.brief:
                 ablations += [comparison.ours.ablation(share) for share in SHARES]
+    names = dict.fromkeys(row.workload for row in rows)
+    in_full = [asdict(row) | {"verdict": row.verdict} for row in rows]
     publish(
-        Group(_table(rows), *([_ablation_table(ablations)] if ablations else []), *_summaries(rows)),
+        Group(
+            _table(rows),
+            *([_ablation_table(ablations)] if ablations else []),
+            *(summary([row for row in rows if row.workload == name]) for name in names),
+        ),
         chosen.out,
         protocol={
             "workloads": {name: KNOWN[name].overrides for name in chosen.workloads},
@@ -71,12 +76,7 @@ def main(words: Sequence[str]) -> int:
             "packages": libraries.versions(),
             **({"fields": BRIEF} if chosen.brief else {}),
         },
-        results=brief(rows)
-        if chosen.brief
-        else {
-            "peers": [_as_json(row) for row in rows],
-            "ablations": [asdict(each) for each in ablations],
-        },
+        results=brief(rows) if chosen.brief else {"peers": in_full, "ablations": ablations},
     )
     return int(any(row.ours_bytes is not None and row.ours_bytes > (row.peak_bytes or 0) for row in rows))
 
@@ -88,7 +88,7 @@ def peers(workload: Workload) -> Iterator[Peer]:
     yield from rotor.peers(sizes)
     yield from libraries.peers()
     yield from sac.peers()
-    yield from compiler.peers()
+    yield from libraries.of_compiler()
 
 
 def brief(rows: Sequence[Compared]) -> dict[str, dict[str, list[object]]]:
@@ -117,20 +117,6 @@ def summary(rows: Sequence[Compared]) -> str:
     )
 
 
-def _summaries(rows: Sequence[Compared]) -> list[str]:
-    names = dict.fromkeys(row.workload for row in rows)
-    return [summary([row for row in rows if row.workload == name]) for name in names]
-
-
-def _as_json(row: Compared) -> dict[str, object]:
-    return {**asdict(row), "verdict": row.verdict}
-
-
-def _line(row: Compared) -> str:
-    costs = f"peer {row.extra}, ours {row.ours}, bound {row.bound}"
-    return f"{row.workload}, {row.peer} {row.setting}: {row.reason or row.verdict}; {costs}"
-
-
 def _table(rows: Sequence[Compared]) -> Table:
     return table_of(
         rows,
@@ -145,8 +131,8 @@ def _table(rows: Sequence[Compared]) -> Table:
             "points": "points:+.2f",
             "": lambda row: row.reason or row.verdict,
             "executor": "executor",
-            "time": lambda row: ratio_words(row.time),
-            "ours / peer": lambda row: ratio_words(row.ours_over_peer),
+            "time": "time:2",
+            "ours / peer": "ours_over_peer:2",
         },
         caption="peak: of the plain step; ours: ac=budget at the peer's peak; times: [95 % interval]",
     )

@@ -15,8 +15,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from bench.peers.peer import Peer
-from bench.peers.workload import Workload, blocks_of
+from bench.peers.workload import Peer, Workload, blocks_of
 from harness.trial.assemble import Assembled
 
 Schedule: TypeAlias = tuple["int | Schedule", ...]
@@ -29,7 +28,11 @@ def peers(layers: int) -> Iterator[Peer]:
     for every in (2, 3, 4):
         yield Peer(name="torch selective layer", setting=f"1 of {every}", change=partial(_every, every=every))
     segments = round(math.sqrt(layers))
-    yield Peer(name="Chen sqrt(N)", setting=f"{segments} segments", change=partial(_chen, segments=segments))
+    yield Peer(
+        name="Chen sqrt(N)",
+        setting=f"{segments} segments",
+        change=partial(run_by, make=partial(_Segments, segments=segments)),
+    )
 
 
 def _every(_: Workload, trainee: Assembled, every: int) -> None:
@@ -41,12 +44,7 @@ def _every(_: Workload, trainee: Assembled, every: int) -> None:
     )
 
 
-def _chen(_: Workload, trainee: Assembled, segments: int) -> None:
-    """Checkpoint rows of blocks; torch leaves the last row as it is."""
-    run_by(trainee, partial(_Segments, segments=segments))
-
-
-def run_by(trainee: Assembled, make: Any) -> None:
+def run_by(_workload: Workload, trainee: Assembled, make: Any) -> None:
     """Let one module, that `make` makes of the list of blocks, run all blocks of a trainee."""
     fqns = list(trainee.blocks)
     folder, _, _ = fqns[0].rpartition(".")
@@ -74,6 +72,8 @@ class _Row(nn.ModuleList):
 
 
 class _Segments(_Row):
+    """Blocks in rows that are checkpointed; torch leaves the last row as it is."""
+
     def __init__(self, blocks: Sequence[nn.Module], segments: int) -> None:
         super().__init__(blocks)
         self._segments = segments

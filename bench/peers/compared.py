@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from bench.peers.ours import Ours, trained_by
-from bench.peers.peer import CannotRunError, Peer
-from bench.peers.workload import Measured, Workload
+from bench.peers.workload import CannotRunError, Measured, Peer, Workload
 from harness.measure.speed.timing import host_time_s, in_turns
 from harness.records.statistics import Ratio, ratio_to_baseline
 from harness.trial.assemble import Assembled
@@ -153,7 +152,7 @@ class Comparison:
         budget_bytes = measured.peak_bytes
         plan = self.ours.at(budget_bytes)
         most = self._extra(measured) + EQUAL_POINTS
-        if not peer.is_compiled or (plan is not None and plan.percent(plan.extra_flops) <= most):
+        if not peer.overrides or (plan is not None and plan.percent(plan.extra_flops) <= most):
             return plan
         found = [each for each in (plan, self.ours.compiled_at(budget_bytes)) if each is not None]
         return min(found, key=lambda each: each.extra_flops, default=None)
@@ -163,7 +162,7 @@ class Comparison:
 
     def _times(self, peer: Peer, trainees: Sequence[Assembled]) -> dict[str, Ratio]:
         """Return the ratios of step times; none of a compiled peer, whose operators run one by one here."""
-        if not self._turns or peer.is_compiled:
+        if not self._turns or peer.overrides:
             return {}
         batch = self.workload.batch(0)
         steps = [partial(train, trainee, batch) for trainee in trainees]

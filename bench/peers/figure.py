@@ -7,13 +7,13 @@ reads what `bench.peers` has written.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.output import parser
 from harness.report.formats.vega import to_svg
 
 _CONFIG = {"aria": False, "axis": {"grid": False, "tickCount": 5}}
@@ -31,14 +31,10 @@ _PEAK = {
 
 def main(words: Sequence[str]) -> int:
     """Draw the figure and print its path."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.peers --part figure",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("results", nargs="+", type=Path, help="JSON files of bench.peers")
-    parser.add_argument("--out", type=Path, default=Path("outputs/bench/peers.svg"), help="the figure")
-    chosen = parser.parse_args(words)
+    made = parser(__doc__, "figure", "peers")
+    made.set_defaults(out=Path("outputs/bench/peers.svg"))
+    made.add_argument("results", nargs="+", type=Path, help="JSON files of bench.peers")
+    chosen = made.parse_args(words)
     found = [json.loads(path.read_text(encoding="utf-8"))["results"] for path in chosen.results]
     rows = [row for each in found for row in each["peers"]]
     ablations = [row for each in found for row in each["ablations"]]
@@ -62,7 +58,10 @@ def chart(rows: Sequence[Mapping[str, Any]], ablations: Sequence[Mapping[str, An
                 "hconcat": [
                     _panel(
                         f"{name}: extra FLOPs, % of a step",
-                        list(_costs(rows, name)),
+                        [
+                            {"peak": _peak(row), "who": row["peer"], "value": row["extra"]}
+                            for row in _ran(rows, name)
+                        ],
                         list(_curves(ablations, name)),
                     ),
                     _panel(f"{name}: step time / plain step", list(_times(rows, name)), []),
@@ -83,11 +82,6 @@ def _panel(title: str, points: list[dict[str, Any]], lines: list[dict[str, Any]]
     if lines:
         layers.append({**line, "encoding": {**shown, "strokeDash": who}})
     return {"title": title, "layer": layers, **_SIZE}
-
-
-def _costs(rows: Sequence[Mapping[str, Any]], name: str) -> Iterator[dict[str, Any]]:
-    for row in _ran(rows, name):
-        yield {"peak": _peak(row), "who": row["peer"], "value": row["extra"]}
 
 
 def _times(rows: Sequence[Mapping[str, Any]], name: str) -> Iterator[dict[str, Any]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from bench.chunking.chunk_attempt import peak_bytes, relative_difference, results_of
+from bench.chunking.chunk_attempt import peak_bytes, relative_difference, results_of, run_pass
 from bench.output import parser, publish
 from bench.peers import libraries
-from bench.peers.peer import CannotRunError
-from bench.table import ratio_words, table_of
+from bench.peers.workload import CannotRunError
+from bench.table import table_of
 from harness.measure.speed.timing import host_time_s, in_turns
 from harness.models.base import Batch
 from harness.records.statistics import Ratio, ratio_to_baseline
@@ -146,7 +146,7 @@ def main(words: Sequence[str]) -> int:
         for row in ways(shape, vocabulary, chosen.fractions, turns=chosen.turns)
     ]
     protocol = {"turns": chosen.turns, "chunks": _CHUNKS, "shape": shape, "packages": libraries.versions()}
-    publish(_table(rows), chosen.out, protocol=protocol, results=[asdict(row) for row in rows])
+    publish(_table(rows), chosen.out, protocol=protocol, results=rows)
     budgets = {f"chunk=budget {each:.0%}": each for each in chosen.fractions}
     return int(any((row.share or 0) > budgets.get(row.way, 1) for row in rows))
 
@@ -192,7 +192,7 @@ def _measured(
     peaks = {way: peak_bytes(model, given, step) for way, model in models.items()}
     times: dict[str, tuple[float, ...]] = {}
     if turns:
-        steps = [partial(_train, model, given, step) for model in models.values()]
+        steps = [partial(run_pass, model, given, step) for model in models.values()]
         taken = in_turns(steps, warmup=1, turns=turns, clock=host_time_s)
         times = dict(zip(models, taken, strict=True))
     for way in models:
@@ -205,10 +205,6 @@ def _measured(
         )
 
 
-def _train(model: nn.Module, given: Batch, step: PlannedStep) -> None:
-    results_of(model, given, step)
-
-
 def _table(rows: Sequence[HeadPeer]) -> Table:
     return table_of(
         rows,
@@ -218,7 +214,7 @@ def _table(rows: Sequence[HeadPeer]) -> Table:
             "way": "way",
             "activations": "activation_bytes:,",
             "/ plain": "share:.1%",
-            "time / plain": lambda row: ratio_words(row.time),
+            "time / plain": "time:2",
             "difference": "difference:.1e",
             "": "reason",
         },

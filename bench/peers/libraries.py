@@ -1,4 +1,4 @@
-"""Peers from other packages: torchtitan, xformers and ckptplan, where they are installed.
+"""Peers from other packages, torchtitan, xformers and ckptplan, where they are installed, and the compiler.
 
 They are no dependency of acbench: `pip install --no-deps --target FOLDER` keeps them apart, and
 `PYTHONPATH=FOLDER` shows them to a run. One that is missing is a row that says so.
@@ -16,12 +16,15 @@ from typing import Any
 import torch
 
 from bench.peers.blockwise import Schedule, Scheduled, run_by
-from bench.peers.peer import CannotRunError, Peer
 from bench.peers.rotor import sizes_of_blocks
-from bench.peers.workload import Workload, blocks_of
+from bench.peers.workload import CannotRunError, Peer, Workload, blocks_of
 from harness.trial.assemble import Assembled
 
 _CKPTPLAN_SAVINGS = (0.5, 0.8)
+_SOLVERS = ("dp", "greedy", "ilp", "dp_knapsack_sliding_hirschberg")
+_BUDGETS = (0.1, 0.3, 0.5)
+_COMPARED = 0.3
+"""The budget at which all solvers are asked."""
 
 
 def peers() -> Iterator[Peer]:
@@ -32,10 +35,27 @@ def peers() -> Iterator[Peer]:
         setting="with attention of the CPU",
         change=partial(_torchtitan, is_full=False),
     )
-    yield Peer(name="xformers optimal", change=_xformers)
+    reason = "measures operators by CUDA's allocator"
+    xformers = partial(_without_cpu, name="xformers.checkpoint", reason=reason)
+    yield Peer(name="xformers optimal", change=xformers)
     for saving in _CKPTPLAN_SAVINGS:
         yield Peer(name="ckptplan", setting=f"saves {saving:g}", change=partial(_ckptplan, saving=saving))
-    yield Peer(name="trainstream", change=_trainstream)
+    yield Peer(name="trainstream", change=partial(_without_cpu, name="trainstream", reason="needs a GPU"))
+
+
+def of_compiler() -> Iterator[Peer]:
+    """Yield torch's partitioner of a compiled block or model: no budget, budgets, and all solvers at one."""
+    for scope in ("blocks", "model"):
+        compiled = ("compile=aot_eager", f"compile_scope={scope}")
+        where = "a block" if scope == "blocks" else "the model"
+        yield Peer(name=f"compiler, {where}", setting="no budget", overrides=compiled)
+        asked = dict.fromkeys([(each, "dp") for each in _BUDGETS] + [(_COMPARED, each) for each in _SOLVERS])
+        for budget, solver in asked:
+            yield Peer(
+                name=f"compiler, {where}",
+                setting=f"{budget:g} {solver}",
+                overrides=(*compiled, "ac=compiler_budget", f"ac.budget={budget}", f"ac.solver={solver}"),
+            )
 
 
 def imported(name: str) -> Any:
@@ -78,9 +98,9 @@ def _torchtitan(_: Workload, trainee: Assembled, *, is_full: bool) -> None:
     with_attention(titan.SelectiveAC.Config()).apply(trainee.model)
 
 
-def _xformers(_: Workload, __: Assembled) -> None:
-    imported("xformers.checkpoint")
-    raise CannotRunError("measures operators by CUDA's allocator")
+def _without_cpu(_: Workload, __: Assembled, *, name: str, reason: str) -> None:
+    imported(name)
+    raise CannotRunError(reason)
 
 
 def _ckptplan(workload: Workload, trainee: Assembled, saving: float) -> None:
@@ -109,7 +129,7 @@ def _ckptplan(workload: Workload, trainee: Assembled, saving: float) -> None:
     schedule: Schedule = tuple(
         (number,) if decision.checkpointed else number for number, decision in enumerate(plan.decisions)
     )
-    run_by(trainee, partial(Scheduled, schedule=schedule))
+    run_by(workload, trainee, partial(Scheduled, schedule=schedule))
 
 
 def _first_inputs(workload: Workload, trainee: Assembled) -> tuple[Any, ...]:
@@ -127,8 +147,3 @@ def _first_inputs(workload: Workload, trainee: Assembled) -> tuple[Any, ...]:
     if len(found[0]) > 1:
         raise CannotRunError("refuses blocks that take more than what the block before returns")
     return found[0][:1]
-
-
-def _trainstream(_: Workload, __: Assembled) -> None:
-    imported("trainstream")
-    raise CannotRunError("needs a GPU")

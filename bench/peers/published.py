@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -350,7 +350,7 @@ def alive_bytes(make: Callable[[], nn.Module], shape: int | tuple[int, ...]) -> 
         model, given = make(), _input(shape)
         with Watch([*model.parameters(), *model.buffers(), *given]) as watch:
             outputs = model(*given)
-            alive: int = watch.now_bytes
+            alive = int(watch.now_bytes)
         del outputs
     return alive
 
@@ -373,8 +373,7 @@ def peak_bytes(
             outputs = model(*given)
             outputs.backward(torch.empty_like(outputs))
             del outputs
-    highest: int = watch.peak_bytes
-    return highest
+    return int(watch.peak_bytes)
 
 
 def _input(shape: int | tuple[int, ...]) -> list[Tensor]:
@@ -413,5 +412,5 @@ def main(words: Sequence[str]) -> int:
             "explained": "is_explained",
         },
     )
-    publish(table, chosen.out, protocol={"rows": chosen.only}, results=[asdict(each) for each in found])
+    publish(table, chosen.out, protocol={"rows": chosen.only}, results=found)
     return int(not all(each.is_explained for each in found))

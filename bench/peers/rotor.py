@@ -19,9 +19,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from bench.peers.blockwise import Schedule, Scheduled, run_by
-from bench.peers.peer import Peer
-from bench.peers.workload import Workload, blocks_of
-from harness.trial.assemble import Assembled
+from bench.peers.workload import Peer, Workload, blocks_of
 from strategies.estimate.tensors import plain_tensors, tensors_in
 
 _SLOTS = 256
@@ -52,13 +50,8 @@ def peers(sizes: Sequence[BlockSizes]) -> Iterator[Peer]:
         if schedule is not None:
             known.setdefault(schedule, share)
     for schedule, share in known.items():
-        yield Peer(
-            name="rotor (from the paper)", setting=f"{share:.0%}", change=partial(_run_by, schedule=schedule)
-        )
-
-
-def _run_by(_: Workload, trainee: Assembled, schedule: Schedule) -> None:
-    run_by(trainee, partial(Scheduled, schedule=schedule))
+        run = partial(run_by, make=partial(Scheduled, schedule=schedule))
+        yield Peer(name="rotor (from the paper)", setting=f"{share:.0%}", change=run)
 
 
 def sizes_of_blocks(workload: Workload) -> list[BlockSizes]:

@@ -22,8 +22,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from bench.peers.libraries import imported
-from bench.peers.peer import CannotRunError, Peer
-from bench.peers.workload import Workload, blocks_of
+from bench.peers.workload import CannotRunError, Peer, Workload, blocks_of
 from harness.models.base import Batch
 from harness.predict.without_data import as_with_values
 from harness.trial.assemble import Assembled, assemble

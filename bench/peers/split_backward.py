@@ -13,7 +13,7 @@ import functools
 import gc
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -21,7 +21,6 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -36,6 +35,7 @@ from strategies.ac.selective_op import SelectiveOp
 from strategies.base import Strategy
 from strategies.estimate.flops import flops_of
 from strategies.estimate.liveness import key_of
+from strategies.step.operator_mode import OperatorMode
 
 Variant: TypeAlias = Callable[[nn.Module], nn.Module]
 """Puts activation checkpointing around the blocks of a stage."""
@@ -114,7 +114,7 @@ class Stage(nn.Module):
         return lambda: calls / len(self.layers)
 
 
-class Watch(TorchDispatchMode):
+class Watch(OperatorMode):
     """Counts FLOPs, and bytes of storages that operators make.
 
     Args:
@@ -131,12 +131,10 @@ class Watch(TorchDispatchMode):
         self.flops = self.now_bytes = self.peak_bytes = 0
         self._known: dict[int, Any] = dict.fromkeys(map(key_of, standing))
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator."""
-        out = func(*args, **(kwargs or {}))
-        self.flops += flops_of(func, args, kwargs or {}, out)
+        out = func(*args, **kwargs)
+        self.flops += flops_of(func, args, kwargs, out)
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor) and key_of(tensor) not in self._known:
                 storage = tensor.untyped_storage()
@@ -298,7 +296,7 @@ def main(words: Sequence[str]) -> int:
     torch.set_num_threads(1)
     found = list(rows(chosen.blocks, chosen.width, chosen.dropout))
     protocol = {"blocks": chosen.blocks, "dropout": chosen.dropout, "shape": (_BATCH, _LENGTH, chosen.width)}
-    publish(_table(found), chosen.out, protocol=protocol, results=[asdict(row) for row in found])
+    publish(_table(found), chosen.out, protocol=protocol, results=found)
     return int(any(not row.is_equal or row.left_bytes for row in found if not row.reason))
 
 

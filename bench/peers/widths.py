@@ -11,7 +11,7 @@ in turns; times are CPU seconds of one thread, which other programs of a busy ma
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import get_args
 
@@ -22,7 +22,7 @@ from bench.output import parser, publish
 from bench.overhead.steps import process_time_s
 from bench.peers.ours import plan_at, step_graph, trained_by
 from bench.peers.workload import Workload
-from bench.table import ratio_words, table_of
+from bench.table import table_of
 from harness.measure.speed.timing import in_turns
 from harness.records.statistics import Ratio, ratio_to_baseline
 from harness.trial.steps import train
@@ -83,7 +83,7 @@ def main(words: Sequence[str]) -> int:
             "clock": "process_time",
             "workloads": {width: overrides(width) for width in chosen.widths},
         },
-        results=[asdict(row) for row in rows],
+        results=rows,
     )
     return int(any(row.misses_bytes or (row.ours_share or 0.0) > row.share for row in rows))
 
@@ -151,8 +151,8 @@ def _table(rows: Sequence[AtPeak]) -> Table:
             "ours, FLOPs %": "ours_extra:.1f",
             "misses, bytes": "misses_bytes",
             "reruns": "reruns",
-            "plain / peer": lambda row: ratio_words(row.plain_over_peer, 3),
-            "ours / peer": lambda row: ratio_words(row.ours_over_peer, 3),
+            "plain / peer": "plain_over_peer:3",
+            "ours / peer": "ours_over_peer:3",
         },
         caption="times: CPU seconds in turns, median ratio [95 % interval]",
     )

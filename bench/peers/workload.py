@@ -1,4 +1,4 @@
-"""The step that all peers train: a model of few blocks, its data, and what the meters say of one step."""
+"""What peers are, and the step that all train: few blocks, their data, what the meters say of one step."""
 
 from __future__ import annotations
 
@@ -37,12 +37,10 @@ class Measured:
 
     Fields:
         peak_bytes: highest total of live storages, parameters and optimizer included.
-        saved_bytes: what forward leaves for backward.
         flops: of forward and backward.
     """
 
     peak_bytes: int
-    saved_bytes: int
     flops: int
 
 
@@ -104,7 +102,6 @@ class Workload:
         report = instrument(trainee, self.batch(UNMEASURED_STEPS))
         return Measured(
             peak_bytes=report.memory.peak_bytes,
-            saved_bytes=report.memory.saved_bytes,
             flops=report.work.forward_flops + report.work.backward_flops,
         )
 
@@ -115,6 +112,27 @@ class Workload:
         found = [each.grad for each in trainee.model.parameters() if each.grad is not None]
         trainee.zero_grad()
         return found
+
+
+class CannotRunError(Exception):
+    """A peer does not run here; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peer:
+    """One setting of one peer.
+
+    Fields:
+        name: of the peer.
+        setting: its options, as people write them; empty where it has none.
+        change: puts it on a plain trainee, in place.
+        overrides: of the experiment, for peers that stand in the compiler.
+    """
+
+    name: str
+    setting: str = ""
+    change: Callable[[Workload, Assembled], None] = lambda _workload, _trainee: None
+    overrides: tuple[str, ...] = ()
 
 
 WORKLOADS: dict[str, Workload] = {

@@ -1,9 +1,5 @@
 """Predictions and how near they are."""
 
-from __future__ import annotations
-
-import sys
-
 from bench.output import run_part
 
 PARTS = {
@@ -12,4 +8,4 @@ PARTS = {
 }
 
 if __name__ == "__main__":
-    sys.exit(run_part("prediction", PARTS))
+    run_part("prediction", PARTS)

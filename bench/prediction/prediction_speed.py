@@ -14,15 +14,15 @@ import resource
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing import get_context
 
 import torch
-from hydra import compose, initialize_config_dir
 from rich.table import Table
 
 from bench.output import parser, publish
 from bench.table import table_of
-from bench.trials import CONF
+from bench.trials import configs
 from harness.command_line.schema import experiment_fields, hardware_of, materialise
 from harness.predict import prediction
 from harness.sweep.predictions import answers
@@ -188,7 +188,8 @@ def cost_of(case: Case, predict: Callable[[Sequence[Question]], Sequence[Answer]
 def _in_a_fork(case: Case) -> Cost:
     context = get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=lambda: theirs.send(cost_of(case, _predicted)))
+    predict = partial(answers, processes=_PROCESSES)
+    process = context.Process(target=lambda: theirs.send(cost_of(case, predict)))
     process.start()
     theirs.close()
     found = ours.recv()
@@ -197,23 +198,18 @@ def _in_a_fork(case: Case) -> Cost:
     return found
 
 
-def _predicted(asked: Sequence[Question]) -> Sequence[Answer]:
-    return answers(asked, _PROCESSES)
-
-
 def _questions(points: Sequence[str], field: str | None = None) -> list[Question]:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return [_question(point, field) for point in points]
-
-
-def _question(point: str, field: str | None) -> Question:
-    config = compose("config", ["mesh.device=cpu", *point.split()])
-    return Question(
-        experiment=materialise(experiment_fields(config)),
-        label=point,
-        hardware=hardware_of(config),
-        field=field,
-    )
+    return [
+        Question(
+            experiment=materialise(experiment_fields(config)),
+            label=point,
+            hardware=hardware_of(config),
+            field=field,
+        )
+        for point, config in zip(
+            points, configs(["mesh.device=cpu", *point.split()] for point in points), strict=True
+        )
+    ]
 
 
 def _used() -> list[resource.struct_rusage]:

@@ -11,29 +11,29 @@ the order where the intervals do not meet. Predictions are for `hardware=this_cp
 
 from __future__ import annotations
 
-import gc
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from statistics import median, quantiles
 
 import torch
-from hydra import compose, initialize_config_dir
 from rich.table import Table
 
 from bench.output import parser, publish
+from bench.overhead.steps import process_time_s
 from bench.table import table_of
-from bench.trials import CONF, experiments
+from bench.trials import configs, experiments
 from harness.command_line.schema import hardware_of
 from harness.experiment.experiment import Experiment
+from harness.measure.speed.timing import StepFunction, in_turns
 from harness.predict.hardware import Hardware
 from harness.predict.prediction import step_of
 from harness.predict.step_time import timed_on
 from harness.trial.assemble import assemble
 from harness.trial.batches import batches
-from harness.trial.steps import train, warm_up
+from harness.trial.steps import UNMEASURED_STEPS, train, warm_up
 
 MODELS = ("gpt_nano", "llama_nano", "mlp", "vit_nano", "evoformer", "unet")
 ACS = ("none", "full", "selective_layer", "selective_op", "nested", "offload")
@@ -72,10 +72,12 @@ def main(words: Sequence[str]) -> int:
     arguments = made.parse_args(words)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    (hardware,) = map(hardware_of, configs([["hardware=this_cpu"]]))
+    assert hardware is not None
     found = [
         each
         for model in arguments.models
-        for each in step_times(model, arguments.acs, rounds=arguments.rounds, hardware=this_cpu())
+        for each in step_times(model, arguments.acs, rounds=arguments.rounds, hardware=hardware)
     ]
     error = median(abs(each.error) for each in found)
     right, count = ordered(found)
@@ -83,24 +85,11 @@ def main(words: Sequence[str]) -> int:
         _table(found),
         arguments.out,
         protocol={"rounds": arguments.rounds, "models": arguments.models, "acs": arguments.acs, "threads": 1},
-        results={
-            "median_error": error,
-            "ordered_pairs": right,
-            "pairs": count,
-            "steps": [asdict(each) for each in found],
-        },
+        results={"median_error": error, "ordered_pairs": right, "pairs": count, "steps": found},
     )
     wanted = f"at most {MOST_ERROR:.0%} and at least {LEAST_ORDERED:.0%} wanted"
     print(f"median error {error:.1%}, order right in {right} of {count} pairs; {wanted}")
     return 0
-
-
-def this_cpu() -> Hardware:
-    """Return this machine."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        found = hardware_of(compose("config", ["hardware=this_cpu"]))
-    assert found is not None
-    return found
 
 
 def step_times(model: str, acs: Sequence[str], *, rounds: int, hardware: Hardware) -> Iterator[StepTime]:
@@ -109,13 +98,7 @@ def step_times(model: str, acs: Sequence[str], *, rounds: int, hardware: Hardwar
     seconds = timed_on(hardware)
     predicted = [seconds(step_of(each, "cpu").trace).step_s for each in chosen]
     steps = [_step(each) for each in chosen]
-    times_s: list[list[float]] = [[] for _ in steps]
-    gc.disable()
-    for turn in range(rounds):
-        gc.collect()
-        for step, times in list(zip(steps, times_s, strict=True))[:: -1 if turn % 2 else 1]:
-            times.append(step())
-    gc.enable()
+    times_s = in_turns(steps, warmup=0, turns=rounds, clock=process_time_s)
     for ac, expected_s, times in zip(acs, predicted, times_s, strict=True):
         yield StepTime(
             model=model,
@@ -137,20 +120,13 @@ def ordered(found: Sequence[StepTime]) -> tuple[int, int]:
     return sum(quick.predicted_s < slow.predicted_s for quick, slow in apart), len(apart)
 
 
-def _step(experiment: Experiment) -> Callable[[], float]:
-    """Return a function that trains by one step and returns its CPU time."""
+def _step(experiment: Experiment) -> StepFunction:
+    """Return a function that trains by one step."""
     device = torch.device("cpu")
     batch = batches(experiment, device, 0)
     trainee = assemble(experiment, device, None, batch(0))
     warm_up(trainee, batch)
-
-    def step() -> float:
-        given = batch(2)
-        started_s = time.process_time()
-        train(trainee, given)
-        return time.process_time() - started_s
-
-    return step
+    return partial(train, trainee, batch(UNMEASURED_STEPS))
 
 
 def _table(found: Sequence[StepTime]) -> Table:

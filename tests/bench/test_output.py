@@ -51,8 +51,9 @@ def test_the_named_part_runs(
         monkeypatch.setitem(sys.modules, f"bench.command.{name}", part)
     monkeypatch.setitem(sys.modules, "bench.command", SimpleNamespace(__path__=[]))
     monkeypatch.setattr(sys, "argv", ["command", *words])
-    assert run_part("command", PARTS) == 0
-    assert found == [ran]
+    with pytest.raises(SystemExit) as ended:
+        run_part("command", PARTS)
+    assert (ended.value.code, found) == (0, [ran])
 
 
 def test_a_part_that_is_not_there_is_refused(

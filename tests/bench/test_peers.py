@@ -14,9 +14,8 @@ from bench.peers.blockwise import Schedule
 from bench.peers.compared import Compared, Comparison
 from bench.peers.figure import chart
 from bench.peers.head_loss import ways
-from bench.peers.peer import Peer
 from bench.peers.rotor import BlockSizes
-from bench.peers.workload import Workload
+from bench.peers.workload import Peer, Workload
 from harness.trial.assemble import Assembled
 
 TINY = Workload(
@@ -51,8 +50,9 @@ def comparison() -> Iterator[Comparison]:
     torch.set_num_threads(threads)
 
 
-def _nested(_: Workload, trainee: Assembled) -> None:
-    blockwise.run_by(trainee, lambda blocks: blockwise.Scheduled(list(blocks), (((0,), 1), 2, (3,))))
+def _nested(workload: Workload, trainee: Assembled) -> None:
+    rows = (((0,), 1), 2, (3,))
+    blockwise.run_by(workload, trainee, lambda blocks: blockwise.Scheduled(list(blocks), rows))
 
 
 FULL, *_, CHEN = blockwise.peers(4)
