@@ -24,7 +24,7 @@ _MOST_ENUMERATED = 6
 """Units with FLOPs up to which all sets of those that do not run again are tried."""
 
 _SAMPLES = 32
-_MOST_OPTIONS = 160
+_MOST_OPTIONS = 320
 _REFINED = 24
 _WAITING_BLOCKS = (1, 2, 4, 8)
 """Options whose neighbours are tried in each of the rounds: some of all costs, and those of the smallest
@@ -110,6 +110,12 @@ class CallOptions:
     @property
     def key(self) -> tuple[object, ...]:
         """Equal for calls of equal options."""
+        rerun = None if self._rerun is None else self._rerun.relative(self.call.start, self.backward_start)
+        return self._tape_key, rerun
+
+    @property
+    def _tape_key(self) -> tuple[object, ...]:
+        """Equal for calls of equal options, but for the one that runs again as a whole."""
         call = self.call
         moments = [each - call.start for each in (*call.starts, call.end)]
         deaths = [min(death, call.end + 1) - call.start for death in call.deaths]
@@ -125,8 +131,7 @@ class CallOptions:
             for at, gain in call.gains
         ]
         ends = (tuple(each) for each in (moments, deaths, later, late, outer, gains))
-        rerun = None if self._rerun is None else self._rerun.relative(call.start, self.backward_start)
-        return call.program, *ends, shape, rerun
+        return call.program, *ends, shape
 
     def option(self, decision: Decision) -> Option:
         """Return what follows from a decision, or from none where it runs and moves nothing."""
@@ -177,7 +182,8 @@ class CallOptions:
 
     def all(self) -> list[Option]:
         """Return the options of which none is worse than another, cheapest first."""
-        return list(_all(self))
+        found = _all(self)
+        return list(found) if self._rerun is None else thinned([*found, self.option(RERUN)])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CallOptions) and self._identity == other._identity
@@ -187,28 +193,33 @@ class CallOptions:
 
     @property
     def _identity(self) -> tuple[object, ...]:
-        """Equal for callers that find the same options, of this step or of another."""
+        """Equal for callers that find the same options with a tape, of this step or of another."""
         prices = self._cost, self._machine, self.taped_s, self._random_state_bytes
-        return self.key, *prices, self._movable
+        return self._tape_key, *prices, self._movable
 
     def found(self) -> list[Option]:
-        """Return what `all` does, found anew."""
-        rerun = () if self._rerun is None else (RERUN,)
-        tried = dict.fromkeys([PLAIN, *rerun, *_cuts(self.call.program), *self._known])
-        options = thinned(map(self.option, tried))
-        moved = dict.fromkeys(each for option in options for each in self._on_host(option.decision))
-        tried |= moved
-        options = thinned([*options, *map(self.option, moved)])
-        fleeting = dict.fromkeys(self._fleeting(option.decision) for option in options)
-        tried |= fleeting
-        options = thinned([*options, *map(self.option, fleeting)])
-        most = max(_FEWEST_TRIED, _MOST_SIMULATED // max(len(self.call.program.units), 1))
-        for number in range(_ROUNDS):
-            near = _neighbours(self.call.program, self._corners(options), self._movable)
-            fresh = [each for each in dict.fromkeys(near) if each not in tried]
-            fresh = fresh[number % (len(fresh) // most + 1) :: len(fresh) // most + 1]
-            tried |= dict.fromkeys(fresh)
-            options = thinned([*options, *map(self.option, fresh)])
+        """Return what `all` does but what runs again as a whole, found anew."""
+        program, tried = self.call.program, set[Decision]()
+
+        def extended(options: Sequence[Option], decisions: Iterable[Decision]) -> list[Option]:
+            """Return options with those of decisions that were not tried before."""
+            fresh = [each for each in dict.fromkeys(decisions) if each not in tried]
+            tried.update(fresh)
+            return thinned([*options, *map(self.option, fresh)])
+
+        options = extended([], [PLAIN, *_cuts(program), *self._known])
+        options = extended(options, [held for each in options for held in self._on_host(each.decision)])
+        most = max(_FEWEST_TRIED, _MOST_SIMULATED // max(len(program.units), 1))
+        # chains come last: earlier, they take the place of better neighbours
+        stages = {program.fleeting: range(_ROUNDS)}
+        stages.setdefault(program.fleeting_chains, range(_ROUNDS, _ROUNDS + 1))
+        for anew, rounds in stages.items():
+            options = extended(options, [self._fleeting(each.decision, anew) for each in options])
+            for number in rounds:
+                near = _neighbours(program, self._corners(options), self._movable, anew)
+                fresh = [each for each in dict.fromkeys(near) if each not in tried]
+                stride = len(fresh) // most + 1
+                options = extended(options, fresh[number % stride :: stride])
         return options
 
     def _corners(self, options: Sequence[Option]) -> list[Option]:
@@ -218,13 +229,12 @@ class CallOptions:
         few = range(0, len(options), max(1, len(options) // _REFINED))
         return [options[each] for each in sorted({*few, *_smallest(np.column_stack([rows, *peaks]))})]
 
-    def _fleeting(self, decision: Decision) -> Decision:
-        """Return a decision that makes anew for each reader what costs no FLOPs."""
+    def _fleeting(self, decision: Decision, among: frozenset[int]) -> Decision:
+        """Return a decision that makes anew for each reader what costs no FLOPs, of some storages."""
         program = self.call.program
         keep = _kept(program, decision)
-        cheap = (each for each in program.fleeting if not program.units[program.makers[each]].flops)
-        again = frozenset(cheap) - keep - decision.offload
-        return Decision(keep=keep, offload=decision.offload, again=again)
+        cheap = frozenset(each for each in among if not program.units[program.makers[each]].flops)
+        return Decision(keep=keep, offload=decision.offload, again=cheap - keep - decision.offload)
 
     def _on_host(self, decision: Decision) -> Iterable[Decision]:
         """Yield decisions that hold the same, the inputs or all that is movable on the host."""
@@ -238,7 +248,7 @@ class CallOptions:
 
 @lru_cache(maxsize=8)
 def _all(caller: CallOptions) -> Sequence[Option]:
-    """Return all options of a caller; plans of one step for several budgets share them."""
+    """Return what a caller finds; plans of one step for several budgets share it, and calls that rerun apart."""
     return tuple(caller.found())
 
 
@@ -320,7 +330,7 @@ def _kept(program: BlockProgram, decision: Decision) -> frozenset[int]:
 
 
 def _neighbours(
-    program: BlockProgram, options: Sequence[Option], movable: frozenset[int]
+    program: BlockProgram, options: Sequence[Option], movable: frozenset[int], fleeting: frozenset[int]
 ) -> Iterable[Decision]:
     """Yield the decisions that keep one storage more or less, or move one more or less to the host.
 
@@ -332,7 +342,7 @@ def _neighbours(
         for kept, moved in _near(program, keep, decision.offload, movable):
             held = program.completed(kept, moved)
             yield Decision(keep=held, offload=moved, again=decision.again - held - moved)
-        anew = program.fleeting - keep - decision.offload
+        anew = fleeting - keep - decision.offload
         for part in program.alike:
             if part <= anew:
                 yield Decision(keep=keep, offload=decision.offload, again=decision.again ^ part)

@@ -150,13 +150,25 @@ class BlockProgram:
 
         None where forward itself goes backward: what it asks for then is there, and is not made anew.
         """
+        return self._made_anew(is_chain=False)
+
+    @cached_property
+    def fleeting_chains(self) -> frozenset[int]:
+        """The same with what such storages are made of: who makes one anew reads its operands as often."""
+        return self._made_anew(is_chain=True)
+
+    def _made_anew(self, *, is_chain: bool) -> frozenset[int]:
         if self.asks_in_forward:
             return frozenset()
         readers = Counter((*self.asked, *(storage for unit in self.units for storage in unit.reads)))
-        least = _SMALLEST_FLEETING * max(self.nbytes, default=0)
-        made = (storage for unit in self.units if unit.may_run_often for storage in unit.makes)
-        several = (storage for storage in made if readers[storage] > 1 and self.nbytes[storage] > least)
-        return frozenset(several) - self.pinned
+        often = {storage for storage, count in readers.items() if count > 1}
+        least, found = _SMALLEST_FLEETING * max(self.nbytes, default=0), set[int]()
+        for unit in reversed(self.units):
+            several = {storage for storage in unit.makes if storage in often and self.nbytes[storage] > least}
+            if several and unit.may_run_often:
+                found |= several
+                often.update(unit.reads if is_chain else ())
+        return frozenset(found) - self.pinned
 
     @cached_property
     def alike(self) -> tuple[frozenset[int], ...]:
