@@ -440,17 +440,13 @@ def _unsound_block(block: BlockPlan) -> Iterator[str]:
     fates: dict[Value, str] = {}
     for fate in FATES:
         for value in getattr(block, fate):
-            if not _is_of_block(value, block):
+            is_known = _is_count(value.result) and type(value.operator) is int
+            if not (is_known and _INPUT <= value.operator < max(block.operators, 1)):
                 yield f"{fate} names {value}, and forward has {block.operators} operators"
             if value.is_input and fate != "offload":
                 yield f"{fate} names {value}, and inputs can be offloaded alone"
             if fates.setdefault(value, fate) not in {fate, "recompute"}:
                 yield f"{value} is in {fates[value]} and in {fate}"
-
-
-def _is_of_block(value: Value, block: BlockPlan) -> bool:
-    is_known = _is_count(value.result) and type(value.operator) is int
-    return is_known and _INPUT <= value.operator < max(block.operators, 1)
 
 
 def _is_count(value: Any) -> bool:

@@ -210,8 +210,9 @@ class BlockRecorder:
             runner = _GivingForward(graph, self._saved)
             results = list(runner.boxed_run(args))
             self._given[number] = runner.given
-            for place in saved:
-                results[place] = _stand_in(number)
+            with _disable_current_modes():  # no watch knows of what stands for saved values
+                for place in saved:
+                    results[place] = torch.tensor(number)
             return results
 
         return _boxed(run)
@@ -221,21 +222,11 @@ class BlockRecorder:
         first = next((place for place, name in enumerate(names) if name in self._saved), None)
 
         def run(args: list[Any]) -> Any:
-            waiting = {} if first is None else self._given.pop(_number_of(args[first]))
+            with _disable_current_modes():
+                waiting = {} if first is None else self._given.pop(int(args[first]))
             return _AskingBackward(graph, waiting).boxed_run(args)
 
         return _boxed(run)
-
-
-def _stand_in(number: int) -> Tensor:
-    """Return what stands for a saved value of a call: a tensor of which no watch knows."""
-    with _disable_current_modes():
-        return torch.tensor(number)
-
-
-def _number_of(stand_in: Tensor) -> int:
-    with _disable_current_modes():
-        return int(stand_in)
 
 
 def _without_saved(graph: GraphModule, outputs: int) -> Mapping[int, str]:

@@ -182,10 +182,7 @@ class JointGraph:
 
     def results_of(self, unit: Node) -> list[Node]:
         """Return what is taken out of an operator of several results, where backward needs it."""
-        return [each for each in unit.users if each.target is operator.getitem and self._is_needed(each)]
-
-    def _is_needed(self, node: Node) -> bool:
-        return node in self._backward
+        return [each for each in unit.users if each.target is operator.getitem and each in self._backward]
 
     def _is_tuple(self, node: Node) -> bool:
         return not isinstance(node.meta.get("val"), Tensor)

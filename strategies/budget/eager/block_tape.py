@@ -504,10 +504,6 @@ class BlockTape(OrderedMode):
         """Say whether one of the storages is made again where it is needed."""
         return any(not self._stays(home) for home in written)
 
-    def _has_results(self, facts: OperatorFacts, written: Iterable[StorageHome]) -> bool:
-        """Say whether an operator may have something to make again."""
-        return bool(facts.makes) or self._has_inner(written)
-
     def _stays(self, home: StorageHome) -> bool:
         """Say whether a storage is never made again: it is from outside, kept or offloaded."""
         return home.address is None or home.address in self._fates.held
@@ -531,12 +527,13 @@ class BlockTape(OrderedMode):
         older = home.latest
         older.is_past = True
         newer = home.latest = Content(None if self._stays(home) else operator)
+        newer.is_fleeting = older.is_fleeting
         newer.memory, older.memory = older.memory, None
         if operator is not None:
             operator.writes(older, newer)
         if newer.memory is None:
             return
-        runs_again = operator is not None and self._has_results(facts, written)
+        runs_again = operator is not None and (bool(facts.makes) or self._has_inner(written))
         if older.readings or (runs_again and not facts.is_untold):
             older.memory = copied(newer.memory)
         elif facts.is_untold:
@@ -554,7 +551,7 @@ class BlockTape(OrderedMode):
             elif facts.is_fresh:  # a mode below has run it in place
                 self._written_homes.append(home)
                 older, home.latest = home.latest, Content(operator)
-                older.is_past = True
+                home.latest.is_fleeting, older.is_past = older.is_fleeting, True
                 home.latest.memory, older.memory = older.memory, None
                 operator.makes(number, home.latest)
 

@@ -138,13 +138,11 @@ class Reading:
         assert self._memory is not None, "it has let go"
         return self._memory
 
-    def tensor(self) -> Tensor:
-        """Return the argument."""
-        return self._layout.on(self.memory if self.content is None else self.content.on_device())
-
-    def tensor_on(self, memory: Tensor) -> Tensor:
-        """Return the argument on another memory of the same content."""
-        return self._layout.on(memory)
+    def tensor(self, copy: Tensor | None = None) -> Tensor:
+        """Return the argument, maybe on a copy of its memory."""
+        if copy is None:
+            copy = self.memory if self.content is None else self.content.on_device()
+        return self._layout.on(copy)
 
 
 class TapedOperator:
@@ -208,7 +206,8 @@ class TapedOperator:
         Args:
             stand_ins: contents for this request alone, by those for which they stand in.
         """
-        contents = [(result, content) for result, each in self._made if (content := each()) is not None]
+        parts: list[tuple[int | Reading, weakref.ref[Content]]] = [*self._made, *self._written]
+        contents = [(part, content) for part, each in parts if (content := each()) is not None]
         if not any(content.is_fleeting for _, content in contents):
             for reading in self.readings():
                 reading.content = reading.for_request(stand_ins)
@@ -217,12 +216,15 @@ class TapedOperator:
         copy = TapedOperator(self.number, self.name, self._function, args, kwargs)
         copy.is_with_grad, copy.is_collective = self.is_with_grad, self.is_collective
         copy.stash = self.stash
-        for result, content in contents:
+        for part, content in contents:
             # what is not fleeting, and has no maker, is there or waits on the host
             made, maker = (stand_ins.get(content), None) if content.is_fleeting else (content, self)
             if made is not None and made.maker is maker and made.memory is None:
                 made.maker = copy
-                copy.makes(result, made)
+                if isinstance(part, Reading):
+                    copy.writes(part.for_request(stand_ins), made)
+                else:
+                    copy.makes(part, made)
         return copy
 
     def note_readings(self) -> None:
@@ -231,10 +233,11 @@ class TapedOperator:
             if reading.content is not None:
                 reading.content.readings += 1
 
-    def writes(self, older: Content, newer: Content) -> None:
+    def writes(self, older: Content | None, newer: Content) -> None:
         """Take note that it writes to what it reads."""
         reading = next(each for each in self.readings() if each.content is older)
         self._written.append((reading, weakref.ref(newer)))
+        self.makes_fleeting |= newer.is_fleeting
 
     def run(self) -> None:
         """Run again, and fill what it makes; what it alone has read is gone then."""
@@ -260,8 +263,7 @@ class TapedOperator:
         copies = {id(each): copied(each.on_device()) for each in older if id(each) not in passing}
 
         def tensor_of(reading: Reading) -> Tensor:
-            copy = copies.get(id(reading.content))
-            return reading.tensor() if copy is None else reading.tensor_on(copy)
+            return reading.tensor(copies.get(id(reading.content)))
 
         written = [
             (reference, copies.get(id(reading.content), reading.content.memory))

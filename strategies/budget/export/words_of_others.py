@@ -85,7 +85,7 @@ def remat_regions(plan: Plan, forwards: Forwards) -> str:
         regions = list(_outermost(_regions(block, forward)))
         lost = [value for value in _held(block) if not _lies_in(forward.modules[value.operator], regions)]
         remark = ", ".join(map(str, lost))
-        lines += _not_moved(block)
+        lines += [f"# not offloaded: {', '.join(map(str, block.offload))}"] if block.offload else []
         lines += [f"# lost: {remark}"] if lost else []
         lines.append(f"{block.fqn}: [{', '.join(regions)}]")
     return "\n".join(lines)
@@ -115,10 +115,6 @@ def _left_out(plan: Plan) -> Iterator[str]:
 def _held(block: BlockPlan) -> list[Value]:
     """Return what the block has made and holds; all exports hold its inputs."""
     return sorted(value for value in (*block.keep, *block.offload) if not value.is_input)
-
-
-def _not_moved(block: BlockPlan) -> list[str]:
-    return [f"# not offloaded: {', '.join(map(str, block.offload))}"] if block.offload else []
 
 
 def _forward_of(block: BlockPlan, forwards: Forwards) -> BlockForward:

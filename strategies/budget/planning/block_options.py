@@ -32,7 +32,7 @@ peaks where so many blocks wait for backward. With fewer of all costs plans of s
 none of the smallest peaks these were higher."""
 
 _ROUNDS = 4
-_FEWEST_TRIED, _MOST_SIMULATED = 64, 24_000
+_FEWEST_TRIED, _MOST_SIMULATED = 64, 20_000
 """Neighbours that a round tries at least, and operators that it simulates at most."""
 
 _SMALLEST_MOVED = 0.02
@@ -109,13 +109,7 @@ class CallOptions:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for calls of equal options."""
-        rerun = None if self._rerun is None else self._rerun.relative(self.call.start, self.backward_start)
-        return self._tape_key, rerun
-
-    @property
-    def _tape_key(self) -> tuple[object, ...]:
-        """Equal for calls of equal options, but for the one that runs again as a whole."""
+        """Equal for calls of equal options, but for what runs again as a whole."""
         call = self.call
         moments = [each - call.start for each in (*call.starts, call.end)]
         deaths = [min(death, call.end + 1) - call.start for death in call.deaths]
@@ -171,19 +165,20 @@ class CallOptions:
     def _highest(self, effect: Effect, held: npt.NDArray[np.int64], start: int) -> int:
         """Return the highest total of what is held from moment `start` on, with the effect of one option."""
         count = len(held)
-        gains = [0] * count
-        for moment, gain in effect.gains.items():
-            if moment < start + count:
-                gains[max(moment - start, 0)] += gain
-        totals = held + np.cumsum(gains)
-        within = [moment for moment in effect.peaks if start <= moment < start + count]
-        peaks = (int(totals[moment - start]) + effect.peaks[moment] for moment in within)
-        return max(int(totals.max()), max(peaks, default=0))
+        moments, gains = np.array([*effect.gains.items(), (start, 0)], dtype=np.int64).T
+        changes = np.bincount((moments - start).clip(0, count), weights=gains, minlength=count)[:count]
+        totals = held + np.cumsum(changes)
+        within = ((moment - start, peak) for moment, peak in effect.peaks.items())
+        peaks = (int(totals[at]) + peak for at, peak in within if 0 <= at < count)
+        return max(int(totals.max()), *peaks, 0)
 
     def all(self) -> list[Option]:
         """Return the options of which none is worse than another, cheapest first."""
-        found = _all(self)
-        return list(found) if self._rerun is None else thinned([*found, self.option(RERUN)])
+        return list(_all(self))
+
+    def whole(self) -> list[Option]:
+        """Return the option that runs again as a whole, where there is one."""
+        return [] if self._rerun is None else [self.option(RERUN)]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CallOptions) and self._identity == other._identity
@@ -193,13 +188,13 @@ class CallOptions:
 
     @property
     def _identity(self) -> tuple[object, ...]:
-        """Equal for callers that find the same options with a tape, of this step or of another."""
+        """Equal for callers that find the same options, of this step or of another."""
         prices = self._cost, self._machine, self.taped_s, self._random_state_bytes
-        return self._tape_key, *prices, self._movable
+        return self.key, *prices, self._movable
 
     def found(self) -> list[Option]:
-        """Return what `all` does but what runs again as a whole, found anew."""
-        program, tried = self.call.program, set[Decision]()
+        """Return what `all` does, found anew."""
+        program, units, tried = self.call.program, max(len(self.call.program.units), 1), set[Decision]()
 
         def extended(options: Sequence[Option], decisions: Iterable[Decision]) -> list[Option]:
             """Return options with those of decisions that were not tried before."""
@@ -209,16 +204,18 @@ class CallOptions:
 
         options = extended([], [PLAIN, *_cuts(program), *self._known])
         options = extended(options, [held for each in options for held in self._on_host(each.decision)])
-        most = max(_FEWEST_TRIED, _MOST_SIMULATED // max(len(program.units), 1))
         # chains come last: earlier, they take the place of better neighbours
         stages = {program.fleeting: range(_ROUNDS)}
         stages.setdefault(program.fleeting_chains, range(_ROUNDS, _ROUNDS + 1))
         for anew, rounds in stages.items():
-            options = extended(options, [self._fleeting(each.decision, anew) for each in options])
+            corners = self._corners(options)
+            options = extended(options, [self._fleeting(each.decision, anew) for each in corners])
             for number in rounds:
-                near = _neighbours(program, self._corners(options), self._movable, anew)
+                corners = self._corners(options)
+                near = _neighbours(program, corners, self._movable, anew)
                 fresh = [each for each in dict.fromkeys(near) if each not in tried]
-                stride = len(fresh) // most + 1
+                runs = sum(len(each.effect.runs) for each in corners) // len(corners)
+                stride = len(fresh) // max(_FEWEST_TRIED, _MOST_SIMULATED // max(units, runs)) + 1
                 options = extended(options, fresh[number % stride :: stride])
         return options
 
@@ -248,7 +245,7 @@ class CallOptions:
 
 @lru_cache(maxsize=8)
 def _all(caller: CallOptions) -> Sequence[Option]:
-    """Return what a caller finds; plans of one step for several budgets share it, and calls that rerun apart."""
+    """Return all options of a caller; plans of one step for several budgets share them."""
     return tuple(caller.found())
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from strategies.budget.plan import Value, input_value
 from strategies.step.needed import needed
@@ -28,6 +29,24 @@ _STRIDES = (2, 4, 8)
 """Distances between steps of a loop whose storages stay."""
 
 
+class UnitStep(NamedTuple):
+    """One operator of a unit.
+
+    Fields:
+        ordinal: its ordinal.
+        made_bytes, private_bytes: bytes that it makes, and that it makes and frees on top.
+        random_states: states of generators that are stashed for it.
+        reads, made: storages that the unit reads, and makes, for which this is its last operator.
+    """
+
+    ordinal: int
+    made_bytes: int
+    private_bytes: int
+    random_states: int
+    reads: tuple[int, ...]
+    made: tuple[int, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Unit:
     """Operators that run again together: one that makes storages, and those that write to them.
@@ -35,36 +54,28 @@ class Unit:
     Fields:
         name: name of the first operator.
         operators: their ordinals.
+        steps: what each of them does.
         reads: storages that they read and did not make.
         makes: storages that they make.
         flops, seconds: their work.
-        private_bytes: bytes that they make and free on top, at most.
         random_states: states of generators that are stashed for them.
         is_repeatable: whether they may run again.
-        early_reads: those of `reads` that no operator reads from the first random one on, such as what a mask
-            has its size from.
     """
 
     name: str
     operators: tuple[int, ...]
+    steps: tuple[UnitStep, ...]
     reads: tuple[int, ...]
     makes: tuple[int, ...]
     flops: int
     seconds: float
-    private_bytes: int
     random_states: int
     is_repeatable: bool
-    early_reads: tuple[int, ...] = ()
-
-    @cached_property
-    def late_reads(self) -> tuple[int, ...]:
-        """The other ones of `reads`."""
-        return tuple(storage for storage in self.reads if storage not in self.early_reads)
 
     @property
     def may_run_often(self) -> bool:
-        """True if it may run several times: one operator without random numbers."""
-        return len(self.operators) == 1 and self.is_repeatable and not self.random_states
+        """True if it may run several times: it draws no random numbers."""
+        return self.is_repeatable and not self.random_states
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,11 +116,6 @@ class BlockProgram:
     def sizes(self) -> tuple[int, ...]:
         """The bytes of each storage, by its number: those from outside come last, and -1 is the very last."""
         return *self.nbytes, *reversed(self.outer_nbytes)
-
-    @cached_property
-    def made_bytes(self) -> tuple[int, ...]:
-        """The bytes that each unit makes."""
-        return tuple(sum(self.nbytes[storage] for storage in unit.makes) for unit in self.units)
 
     @cached_property
     def asked_inside(self) -> tuple[tuple[int, int], ...]:
@@ -158,8 +164,6 @@ class BlockProgram:
         return self._made_anew(is_chain=True)
 
     def _made_anew(self, *, is_chain: bool) -> frozenset[int]:
-        if self.asks_in_forward:
-            return frozenset()
         readers = Counter((*self.asked, *(storage for unit in self.units for storage in unit.reads)))
         often = {storage for storage, count in readers.items() if count > 1}
         least, found = _SMALLEST_FLEETING * max(self.nbytes, default=0), set[int]()
@@ -168,7 +172,7 @@ class BlockProgram:
             if several and unit.may_run_often:
                 found |= several
                 often.update(unit.reads if is_chain else ())
-        return frozenset(found) - self.pinned
+        return frozenset() if self.asks_in_forward else frozenset(found) - self.pinned
 
     @cached_property
     def alike(self) -> tuple[frozenset[int], ...]:
@@ -189,6 +193,10 @@ class BlockProgram:
             kinds.setdefault((ends, unit.flops, self.nbytes[storage]), []).append(storage)
         return tuple(frozenset(part) for kind in kinds.values() for part in _parts(kind))
 
+    @cached_property
+    def _is_repeatable(self) -> bool:
+        return all(unit.is_repeatable for unit in self.units)
+
     def completed(self, keep: frozenset[int], moved: frozenset[int]) -> frozenset[int]:
         """Return `keep` with what could only be made by units that may not run again.
 
@@ -196,7 +204,7 @@ class BlockProgram:
             keep: storages that stay.
             moved: storages that wait on the host.
         """
-        if all(unit.is_repeatable for unit in self.units):
+        if self._is_repeatable:
             return keep
         units = self.needed(keep | moved)
         last = next((unit for unit in reversed(units) if not self.units[unit].is_repeatable), None)
@@ -317,7 +325,7 @@ def planned_call(graph: StepGraph, call: BlockCall) -> PlannedCall:
     numbers = {s: n for n, s in enumerate(s for group in groups for each in group for s in each.makes)}
     own = tuple(numbers)
     outside: dict[int, int] = {}
-    units = tuple(_unit(group, numbers, outside) for group in groups)
+    units = tuple(_unit(group, numbers, outside, graph.nbytes) for group in groups)
     places = {
         storage: Value(each.ordinal, result, each.name)
         for each in operators
@@ -394,15 +402,19 @@ def _pinned(groups: Sequence[Sequence[StepOperator]]) -> frozenset[int]:
     return frozenset(pinned)
 
 
-def _unit(group: Sequence[StepOperator], numbers: Mapping[int, int], outside: dict[int, int]) -> Unit:
+def _unit(
+    group: Sequence[StepOperator],
+    numbers: Mapping[int, int],
+    outside: dict[int, int],
+    nbytes: Mapping[int, int],
+) -> Unit:
     """Return one unit of operators that run together, with storages numbered within the program."""
     makes = [storage for each in group for storage in each.makes]
     reads = dict.fromkeys(s for each in group for s in sorted(each.reads) if s not in makes)
     for storage in reads:
         if storage not in numbers:
             outside.setdefault(storage, -1 - len(outside))
-    random = next((index for index, each in enumerate(group) if each.random_states), 0)
-    late = {s for each in group[random:] for s in each.reads}
+    last = {storage: each.ordinal for each in group for storage in (*each.makes, *each.reads)}
     is_outer_write = any(storage not in makes for each in group for storage in each.writes)
 
     def number_of(storage: int) -> int:
@@ -411,12 +423,21 @@ def _unit(group: Sequence[StepOperator], numbers: Mapping[int, int], outside: di
     return Unit(
         name=group[0].name,
         operators=tuple(each.ordinal for each in group),
+        steps=tuple(
+            UnitStep(
+                ordinal=each.ordinal,
+                made_bytes=sum(nbytes[storage] for storage in each.makes),
+                private_bytes=each.private_bytes,
+                random_states=each.random_states,
+                reads=tuple(number_of(storage) for storage in reads if last[storage] == each.ordinal),
+                made=tuple(numbers[storage] for storage in makes if last[storage] == each.ordinal),
+            )
+            for each in group
+        ),
         reads=tuple(number_of(storage) for storage in reads),
-        early_reads=tuple(number_of(storage) for storage in reads if storage not in late),
         makes=tuple(numbers[storage] for storage in makes),
         flops=sum(each.flops for each in group),
         seconds=sum(each.seconds for each in group),
-        private_bytes=max(each.private_bytes for each in group),
         random_states=sum(each.random_states for each in group),
         is_repeatable=all(each.is_repeatable for each in group) and not is_outer_write,
     )

@@ -152,7 +152,7 @@ def _price(program: BlockProgram, storage: int) -> float:
     units = [program.units[unit] for unit in made]
     if storage in program.pinned or not all(unit.is_repeatable for unit in units):
         return inf
-    return sum(unit.flops for unit in units) / program.made_bytes[made[-1]]
+    return sum(unit.flops for unit in units) / sum(step.made_bytes for step in units[-1].steps)
 
 
 def chained_call(graph: StepGraph, start: int, end: int) -> PlannedCall:

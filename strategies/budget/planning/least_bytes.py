@@ -59,7 +59,7 @@ class LeastBytes:
         rest.eliminate_zeros()
         return {
             self._cut(self._reached(rest, _SOURCE)),
-            self._cut_before(self._reached(rest.T.tocsr(), _SINK)),
+            self._cut(frozenset(range(self._size)) - self._reached(rest.T.tocsr(), _SINK)),
         }
 
     def _graph(self, capacities: npt.NDArray[np.int32]) -> Any:
@@ -77,9 +77,4 @@ class LeastBytes:
     def _cut(self, reached: frozenset[int]) -> frozenset[int]:
         return frozenset(
             s for s, node in enumerate(self._into) if node in reached and node + 1 not in reached
-        )
-
-    def _cut_before(self, reaching: frozenset[int]) -> frozenset[int]:
-        return frozenset(
-            s for s, node in enumerate(self._into) if node + 1 in reaching and node not in reaching
         )

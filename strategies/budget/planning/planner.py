@@ -348,8 +348,9 @@ class Planner:
             in_flops = price * self.step_flops / max(self.step_s, _TIE)
             chains = [span for span in self._spans if isinstance(span, Chained)]  # the first ones
             priced = _priced([*self._stages, *(chain.stage for chain in chains)], in_flops)
-            spans = map(_with_stage, chains, priced[len(self._stages) :])
-            found = self._within(budget_bytes, priced[: len(self._stages)], list(spans), self._host_bytes)
+            count = len(self._stages)
+            spans = [replace(chain, stage=stage) for chain, stage in zip(chains, priced[count:], strict=True)]
+            found = self._within(budget_bytes, priced[:count], spans, self._host_bytes)
             if found is None:
                 continue
             found_flops, found_s = _work(found)
@@ -426,7 +427,7 @@ class Planner:
             gaps = held[caller.call.end : next_start + 1], held[next_end : caller.backward_start + 1]
             stages.append(
                 Stage(
-                    options=known[key],
+                    options=known[key] if is_plain else [*known[key], *caller.whole()],
                     forward_start=int(held[caller.call.start]),
                     backward_start=int(held[caller.backward_start]),
                     between=max(int(gap.max(initial=0)) for gap in gaps),
@@ -487,10 +488,6 @@ def _priced(stages: Sequence[Stage], second_in_flops: float) -> list[Stage]:
                 replace(each, cost=cost) for each, cost in zip(stage.options, costs, strict=True)
             ]
     return [replace(stage, options=known[id(stage.options)]) for stage in stages]
-
-
-def _with_stage(chain: Chained, stage: Stage) -> Chained:
-    return replace(chain, stage=stage)
 
 
 def own_hooks(graph: StepGraph) -> dict[str, str]:

@@ -67,17 +67,6 @@ class Rerun:
             inputs=self.given,
         )
 
-    def relative(self, forward: int, backward: int) -> tuple[object, ...]:
-        """Return what is equal for calls that differ in the moments alone at which both windows begin."""
-        return (
-            self.start - forward,
-            self.asked - backward,
-            self.released - backward,
-            self.peak_bytes,
-            tuple((last - backward, nbytes) for last, nbytes in self.saved),
-            tuple((last - forward, nbytes) for last, _, nbytes in self.given.values()),
-        )
-
 
 def rerun_of(graph: StepGraph, number: int, calls: Sequence[PlannedCall]) -> Rerun | None:
     """Return how a call runs again as a whole; `None` where it may not, or nobody could tell its bytes.
@@ -145,7 +134,8 @@ def _is_written(
 ) -> bool:
     """Say whether others write to what a call reads, such as its weights, before it runs again."""
     asked = call.checkpointed.asked
-    later = (each for each in graph.operators if each.end > call.start and each not in own)
+    inside = set(map(id, own))
+    later = (each for each in graph.operators if each.end > call.start and id(each) not in inside)
     written = {s for each in later if asked is None or each.start < asked for s in each.writes}
     return not written.isdisjoint(call.checkpointed.given.union(outside) - graph.gathered)
 

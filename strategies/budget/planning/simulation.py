@@ -382,28 +382,27 @@ class _Walk:
             moment: when the request for them comes; `None` for the second forward.
         """
         schedule, units, sizes = self._schedule, self._program.units, self._sizes
+        steps = [(index, step) for index in running for step in units[index].steps]
+        if len(steps) > len(running):
+            steps.sort(key=lambda each: each[1].ordinal)
         live = peak = 0
-        for index in running:
-            unit = units[index]
-            if schedule.fetched_at:
-                live += self._fetched(unit.reads, moment)
-            live += self._program.made_bytes[index]
-            if unit.early_reads:
-                peak = max(peak, live)
-                live -= self._freed_by(unit.early_reads, passing)
-            if unit.random_states:
-                peak = max(peak, live + unit.private_bytes + self._random_state_bytes)
+        for index, step in steps:
+            if schedule.fetched_at and step is units[index].steps[0]:
+                live += self._fetched(units[index].reads, moment)
+            live += step.made_bytes
+            if step.random_states:
+                peak = max(peak, live + step.private_bytes + self._random_state_bytes)
                 if moment is not None or index not in schedule.runs_at:  # the last time that it runs
-                    live -= unit.random_states * self._random_state_bytes
+                    live -= step.random_states * self._random_state_bytes
             else:
-                peak = max(peak, live + unit.private_bytes)
+                peak = max(peak, live + step.private_bytes)
             stays = (
                 schedule.there if moment is None else self._later if schedule.runs_at[index] == moment else ()
             )
-            for storage in unit.makes:
+            for storage in step.made:
                 if storage not in stays and storage not in passing:  # superfluous
                     live -= sizes[storage]
-            live -= self._freed_by(unit.late_reads, passing)
+            live -= self._freed_by(step.reads, passing)
         return peak, live
 
     def _fetched(self, storages: Sequence[int], moment: int | None) -> int:

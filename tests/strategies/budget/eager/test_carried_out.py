@@ -9,7 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from strategies.budget.planning.planner import Planner
+from strategies.budget.planning.block_options import CallOptions
+from strategies.budget.planning.block_program import planned_call
+from strategies.budget.planning.planner import Planner, block_plan
+from strategies.budget.planning.simulation import Decision, peak_bytes
 from strategies.regions.blocks import ModelModules
 from strategies.regions.host_copies import HostLedger
 from strategies.step.plan_capture import capture
@@ -115,3 +118,46 @@ def test_a_value_that_is_written_to_after_it_was_read(*, is_random: bool) -> Non
         assert all(map(torch.equal, expected, found))
         assert flops == graph.flops + plan.extra_flops
         assert measured_peak_bytes(planned, [x], step_of(planned, x)) == plan.predicted_peak_bytes
+
+
+class AddingInPlace(nn.Module):
+    """Adds a wide value in place to one that was made before it: both are there at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 256), nn.Linear(256, WIDTH)
+        self.wide = nn.Linear(WIDTH, 4096).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        value = self.up(x)
+        value += self.wide(x.detach())[:, :256]
+        outputs: torch.Tensor = x + self.down(value.sin())
+        return outputs
+
+
+@pytest.mark.parametrize("is_anew", [False, True])
+def test_operators_that_write_in_place_run_in_the_order_of_forward(*, is_anew: bool) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*(AddingInPlace() for _ in range(9))), torch.randn(64, WIDTH)
+    blocks = dict(model.named_children())
+    expected, flops = trained(model, x)
+    model.zero_grad()
+    graph = capture(
+        step_of(model, x),
+        ModelModules(blocks=blocks),
+        device=torch.device("cpu"),
+        standing=[*model.parameters(), x],
+    )
+    effects = []
+    for each in graph.calls:
+        call = planned_call(graph, each)
+        again = frozenset(call.program.units[0].makes) if is_anew else frozenset[int]()
+        options = CallOptions(graph, call, lambda effect: effect.flops, random_state_bytes=0)
+        option = options.option(Decision(again=again))
+        effects.append(option.effect)
+        enclose(blocks[call.fqn], block_plan(call, option))
+    found, with_plan = trained(model, x)
+    assert [each is None for each in found] == [each is None for each in expected]
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True) if a is not None)
+    assert with_plan - flops == sum(effect.flops for effect in effects)
+    assert measured_peak_bytes(model, [x], step_of(model, x)) == peak_bytes(graph, effects)

@@ -49,7 +49,7 @@ def decisions(calls: Sequence[PlannedCall], moved: float, anew: float, *, seed: 
         offload = {
             s for s in sorted(call.program.movable) if chance.random() < moved and (s < 0 or s in held)
         }
-        fleeting = frozenset(s for s in sorted(call.program.fleeting - held) if chance.random() < anew)
+        fleeting = frozenset(s for s in sorted(call.program.fleeting_chains - held) if chance.random() < anew)
         decision = Decision(keep=frozenset(held - offload), offload=frozenset(offload), again=fleeting)
         found.append(PLAIN if share is None else decision)
     return found
