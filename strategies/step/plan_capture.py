@@ -597,6 +597,8 @@ class _Watch(StepRecorder):
             if not each.asked and released > call.end:
                 hold(each.storage, released)
                 call.unasked.add(each.storage)
+            elif not each.asked:
+                call.dropped[each.storage] = max(released, call.dropped.get(each.storage, -1))
             found = call.redemptions if self._is_planned(each.storage, each.call) else call.shared
             for number, moment, node in each.asked:
                 until = deaths[number]

@@ -106,6 +106,8 @@ class BlockCall:
         inputs: storages of inputs that a plan may move, each with the number of the input: those that an
             operator of the step has made, and of which no other call asks for anything.
         unasked: storages that the graph holds after forward, and that backward does not ask for.
+        dropped: the last moment at which the graph holds each storage that it saves for nodes which are gone
+            when forward ends, because nobody goes on with what they gave.
         has_own_hooks: whether code within packs what autograd saves, as a checkpoint does.
         modules: plain FQNs of the modules next to the blocks whose forwards, one after another, are this one;
             empty of a block.
@@ -125,6 +127,7 @@ class BlockCall:
     sizes: tuple[TensorSize, ...] = ()
     inputs: dict[int, int] = field(default_factory=dict)
     unasked: set[int] = field(default_factory=set)
+    dropped: dict[int, int] = field(default_factory=dict)
     has_own_hooks: bool = False
     modules: list[str] = field(default_factory=list)
     caller: str | None = None

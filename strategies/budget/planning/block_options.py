@@ -124,7 +124,8 @@ class CallOptions:
             (at - call.start, -1, gain) if at <= call.end else (0, at - self.backward_start, gain)
             for at, gain in call.gains
         ]
-        ends = (tuple(each) for each in (moments, deaths, later, late, outer, gains))
+        dropped = [(storage, until - call.start) for storage, until in call.dropped.items()]
+        ends = (tuple(each) for each in (moments, deaths, later, late, outer, dropped, gains))
         return call.program, *ends, shape
 
     def option(self, decision: Decision) -> Option:

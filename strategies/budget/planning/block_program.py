@@ -269,6 +269,7 @@ class PlannedCall:
         nodes: names of these nodes.
         outer_deaths: the last moment at which each storage from outside lives, -1 first.
         storages, outer_storages: numbers of its storages in the step, and of those from outside, -1 first.
+        dropped: the last moment at which the graph holds what it saves for nothing, where no tape does.
         gains: bytes more from a moment on than where each block of it is a call, by moment.
     """
 
@@ -285,6 +286,7 @@ class PlannedCall:
     outer_deaths: tuple[int, ...]
     storages: tuple[int, ...]
     outer_storages: tuple[int, ...]
+    dropped: Mapping[int, int]
     gains: tuple[tuple[int, int], ...] = ()
 
     @cached_property
@@ -307,6 +309,12 @@ class PlannedCall:
         for storage, released in zip(self.program.asked, self.released, strict=True):
             found[storage] = max(released, found[storage])
         return found
+
+    @cached_property
+    def graph_until(self) -> dict[int, int]:
+        """The same, with what it saves for nothing."""
+        until = self.nodes_until
+        return until | {each: max(last, until.get(each, -1)) for each, last in self.dropped.items()}
 
     @cached_property
     def tickets_until(self) -> dict[int, int]:
@@ -365,6 +373,7 @@ def planned_call(graph: StepGraph, call: BlockCall) -> PlannedCall:
         outer_deaths=tuple(graph.deaths[storage] for storage in outside),
         storages=own,
         outer_storages=tuple(outside),
+        dropped={numbers[storage]: until for storage, until in call.dropped.items() if storage in own},
     )
 
 

@@ -177,6 +177,7 @@ def chained_call(graph: StepGraph, start: int, end: int) -> PlannedCall:
         redemptions=[*(each for call in calls for each in call.redemptions), *asked_inside],
         inputs=calls[0].inputs,
         unasked=set().union(*(call.unasked for call in calls)),
+        dropped={storage: until for call in calls for storage, until in call.dropped.items()},
     )
     found = planned_call(replace(graph, operators=operators, deaths=deaths), whole)
     return replace(found, gains=tuple(sorted(item for item in gains.items() if item[1])))

@@ -108,7 +108,7 @@ def rerun_of(graph: StepGraph, number: int, calls: Sequence[PlannedCall]) -> Rer
         units=tuple(index for index, unit in enumerate(units) if unit.operators[0] in ordinals),
         flops=sum(each.flops for each in again),
         seconds=REGION_S + sum(each.seconds + OPERATOR_S for each in again),
-        peak_bytes=max(_totals(graph, again, until.keys()), default=0),
+        peak_bytes=max(_totals(graph, call, again, until.keys()), default=0),
         saved=tuple((last, graph.nbytes[storage]) for storage, last in until.items()),
         given=held,
     )
@@ -158,14 +158,16 @@ def _is_others(graph: StepGraph, storage: int, number: int, calls: Sequence[Plan
     return False
 
 
-def _totals(graph: StepGraph, again: Sequence[StepOperator], saved: Container[int]) -> Iterator[int]:
-    """Yield the bytes while operators run again: what autograd does not save dies where it did in forward."""
+def _totals(
+    graph: StepGraph, call: BlockCall, again: Sequence[StepOperator], saved: Container[int]
+) -> Iterator[int]:
+    """Yield the bytes while operators run again: what backward does not read dies where it did in forward."""
     live: dict[int, int] = {}
     for each in again:
         live = {
             storage: nbytes
             for storage, nbytes in live.items()
-            if storage in saved or graph.deaths[storage] >= each.start
+            if storage in saved or max(graph.deaths[storage], call.dropped.get(storage, -1)) >= each.start
         }
         live |= {storage: graph.nbytes[storage] for storage in (*each.makes, *each.others)}
         yield sum(live.values())

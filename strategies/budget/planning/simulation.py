@@ -201,7 +201,7 @@ class Schedule:
     @classmethod
     def of(cls, call: PlannedCall, decision: Decision) -> Schedule:
         """Return what backward asks of a call outside of groups, in order."""
-        resident = call.program.saved if decision.is_plain else decision.keep
+        resident = call.program.saved.union(call.dropped) if decision.is_plain else decision.keep
         schedule = cls(
             call=call,
             links=frozenset(),
@@ -253,7 +253,7 @@ class Schedule:
         What a ticket gives, nobody but the node that asked holds.
         """
         call, program = self.call, self.call.program
-        self.held_until |= call.tickets_until if has_tickets else call.nodes_until
+        self.held_until |= call.tickets_until if has_tickets else call.graph_until
         tickets = (self.moved | self.links) if has_tickets else frozenset[int]()
         self.held_until |= {each: call.asked_until[each] for each in tickets & call.asked_until.keys()}
         for index, storage in program.asked_inside:

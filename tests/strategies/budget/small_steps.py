@@ -66,6 +66,35 @@ class Gated(WithBlocks):
         return outputs
 
 
+class DiscardingBlock(nn.Module):
+    """Computes what nobody goes on with: autograd saves more for it than Python holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x)
+        discarded = (x @ y.transpose(-1, -2)).softmax(-1) @ x
+        discarded = functional.dropout(discarded.sigmoid(), 0.1)
+        return x + y.tanh()
+
+
+class Discarding(WithBlocks):
+    """Blocks under `layers`, whose forwards end with what they discard."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(DiscardingBlock() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 1
+        for block in self.layers:
+            x = block(x)
+        return x
+
+
 def step_of(model: nn.Module, *inputs: Tensor) -> Callable[[], None]:
     """Return what runs forward and backward of `model`, from no gradients on."""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 
@@ -16,7 +19,14 @@ from strategies.regions.blocks import ModelModules
 from strategies.step.plan_capture import capture
 from strategies.step.step_graph import StepGraph
 from strategies.tracing.fakes import Fakes
-from tests.strategies.budget.small_steps import WIDTH, Gated, WithBlocks, measured_peak_bytes, step_of
+from tests.strategies.budget.small_steps import (
+    WIDTH,
+    Discarding,
+    Gated,
+    WithBlocks,
+    measured_peak_bytes,
+    step_of,
+)
 
 CPU = torch.device("cpu")
 
@@ -27,14 +37,23 @@ def captured(model: WithBlocks, x: torch.Tensor, lasting: frozenset[str] = froze
     return capture(step_of(model, x), modules, device=CPU, standing=standing, lasting=lasting)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(Gated, id="without random numbers"),
+        pytest.param(partial(Gated, 0.1), id="with dropout"),
+        pytest.param(Discarding, id="with results that nobody reads"),
+    ],
+)
 @pytest.mark.parametrize("is_fake", [False, True])
-def test_the_plain_step_follows_from_the_captured_one(dropout: float, *, is_fake: bool) -> None:
-    real, x = Gated(dropout), torch.randn(2, 8, WIDTH)
+def test_the_plain_step_follows_from_the_captured_one(
+    make: Callable[[], WithBlocks], *, is_fake: bool
+) -> None:
+    real, x = make(), torch.randn(2, 8, WIDTH)
     expected = measured_peak_bytes(real, [x], step_of(real, x))
     if is_fake:
         with Fakes():
-            graph = captured(Gated(dropout), torch.randn(2, 8, WIDTH))
+            graph = captured(make(), torch.randn(2, 8, WIDTH))
     else:
         graph = captured(real, x)
     calls = [planned_call(graph, call) for call in graph.calls]

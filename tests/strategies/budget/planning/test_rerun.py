@@ -26,6 +26,7 @@ from tests.strategies.budget.planning.grouping_by_hand import RANDOM_STATE_BYTES
 from tests.strategies.budget.planning.test_simulation import Flops
 from tests.strategies.budget.small_steps import (
     WIDTH,
+    Discarding,
     Gated,
     GatedBlock,
     WithBlocks,
@@ -91,6 +92,7 @@ def by_hand(graph: StepGraph, decisions: list[Decision]) -> Plan:
         pytest.param(lambda: Gated(0.1), X, 4, id="dropout"),
         pytest.param(lambda: Gated(0.1), X[:2], 4, id="the peak lies where a block runs again"),
         pytest.param(Nests, X, 3, id="nests"),
+        pytest.param(Discarding, X, 3, id="results that nobody reads"),
         pytest.param(lambda: Mixed(0.1), TOKENS, 4, id="mixed"),
     ],
 )
