@@ -356,7 +356,9 @@ def planned_call(graph: StepGraph, call: BlockCall) -> PlannedCall:
             if storage in outside and graph.nbytes[storage]
         ),
         operators=len(operators),
-        pinned=frozenset(numbers[storage] for storage in _pinned(groups) | (call.unasked & set(own))),
+        pinned=frozenset(
+            numbers[storage] for storage in _pinned(operators, groups) | (call.unasked & set(own))
+        ),
         asks_in_forward=any(each.moment < call.end for each in redemptions),
     )
     return PlannedCall(
@@ -391,23 +393,25 @@ def _groups(operators: Sequence[StepOperator]) -> list[list[StepOperator]]:
     return groups
 
 
-def _pinned(groups: Sequence[Sequence[StepOperator]]) -> frozenset[int]:
+def _pinned(operators: Sequence[StepOperator], groups: Sequence[Sequence[StepOperator]]) -> frozenset[int]:
     """Return the storages that operators read before others write to them, and all that is made with both.
 
-    An operator that does nothing else than write to a storage does not read it for others.
+    An operator that does nothing else than write to a storage does not read it for others. One that writes to
+    a storage from outside never runs again.
     """
     made = {storage: group for group in groups for each in group for storage in each.makes}
-    members = {each.ordinal: each for group in groups for each in group}
     groups_of = {each.ordinal: group for group in groups for each in group}
     readers: dict[int, list[int]] = {}
     pinned: set[int] = set()
-    for _, each in sorted(members.items()):
-        others = [storage for storage in each.reads if each.makes or each.writes != {storage}]
-        for storage in others:
-            readers.setdefault(storage, []).append(each.ordinal)
-        for storage in each.writes & made.keys():
+    for each in operators:
+        runs_again = each.writes <= made.keys()
+        for storage in each.reads:
+            if (each.makes or each.writes != {storage}) and (runs_again or storage in made):
+                readers.setdefault(storage, []).append(each.ordinal)
+        for storage in each.writes:
             for ordinal in readers.get(storage, ()):
-                pinned.update(s for member in (*groups_of[ordinal], *made[storage]) for s in member.makes)
+                both = (*groups_of.get(ordinal, ()), *made.get(storage, ()))
+                pinned.update(s for member in both for s in member.makes)
     return frozenset(pinned)
 
 

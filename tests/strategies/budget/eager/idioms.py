@@ -618,6 +618,12 @@ class OneEvaluates(Model):
         self.layers[0].eval()
 
 
+def written_after(block: Any, x: Tensor) -> Tensor:
+    read = x.tanh()
+    outputs: Tensor = x.relu_() * block.down(block.up(read))
+    return outputs
+
+
 def encoder() -> Block:
     return Whole(
         lambda block, x: block.layer(x),
@@ -801,6 +807,7 @@ MODELS: dict[str, Callable[[], Model]] = {
     "inputs written in place": lambda: Model(
         lambda: Whole(lambda block, x: block.down(block.up(x.relu_()).relu_()))
     ),
+    "inputs read, and then written in place": lambda: Model(lambda: Whole(written_after)),
     "encoder layers of torch": lambda: Model(encoder),
     "decoder layers of torch": lambda: Model(decoder),
 }
