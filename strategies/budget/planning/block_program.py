@@ -405,12 +405,12 @@ def _pinned(operators: Sequence[StepOperator], groups: Sequence[Sequence[StepOpe
     pinned: set[int] = set()
     for each in operators:
         runs_again = each.writes <= made.keys()
-        for storage in each.reads:
+        for storage in each.reads if each.ordinal in groups_of else ():
             if (each.makes or each.writes != {storage}) and (runs_again or storage in made):
                 readers.setdefault(storage, []).append(each.ordinal)
         for storage in each.writes:
             for ordinal in readers.get(storage, ()):
-                both = (*groups_of.get(ordinal, ()), *made.get(storage, ()))
+                both = (*groups_of[ordinal], *made.get(storage, ()))
                 pinned.update(s for member in both for s in member.makes)
     return frozenset(pinned)
 
