@@ -93,6 +93,7 @@ EXPENSIVE = {
     "tests/strategies/budget/eager/test_idioms.py": "-a hook on a tensor]",
     "tests/strategies/budget/compiled/test_compiled_planning.py": "[a write]",
     "tests/strategies/budget/eager/test_carried_out.py": "[without dropout]",
+    "tests/strategies/budget/eager/test_random_networks.py": "[3]",
     "tests/harness/trial/test_compilation.py": "",
     "tests/harness/check/test_neutrality.py": "test_names_the_recomputed_value",
     "tests/harness/test_deferred.py": "::test_help_needs_no_torch",
