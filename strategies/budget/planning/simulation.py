@@ -270,6 +270,9 @@ class Schedule:
             self.requests[index] = units
         if self.moved:
             self._fetch()
+        if has_tickets and program.asks_in_forward:
+            for storage in self.resident & self.held_until.keys():  # forward itself may be the last to ask
+                self.held_until[storage] = max(self.held_until[storage], call.end)
         self._note_last()
 
     def _fetch(self) -> None:

@@ -246,6 +246,13 @@ def gradient_inside(_: Any, h: Tensor) -> Tensor:
     return h * gradient
 
 
+def gradient_of_product_inside(_: Any, h: Tensor) -> Tensor:
+    with torch.enable_grad():
+        leaf = h.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad((leaf.sin().square() * leaf.tanh()).sum(), leaf)
+    return h * gradient
+
+
 def hooked(_: Any, h: Tensor) -> Tensor:
     y = h.sin()
     y.register_hook(lambda gradient: gradient * 2)
@@ -456,6 +463,7 @@ BETWEEN: dict[str, tuple[Between, Parts]] = {
     ),
     "pooling": (lambda _, h: functional.max_pool1d(h, 2).repeat(1, 1, 2), dict),
     "a gradient inside": (gradient_inside, dict),
+    "a gradient of a product inside": (gradient_of_product_inside, dict),
     "a hook on a tensor": (hooked, dict),
     "torch.vmap": (lambda _, h: torch.vmap(lambda row: row.sin().exp())(h), dict),
     "foreach, in place": (foreach, dict),
