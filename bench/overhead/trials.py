@@ -3,8 +3,9 @@
 A sweep runs as `acbench -m` runs it. The steps of a trial are those before and at the instrumented one, and,
 of variant and twin, those of parity, the warm-up and the timed pairs; where a plan is made, the plain model's
 once more. Each counts the median of the timed ones. Wall time is that of the record, from the start of the
-ranks to their results; the prediction before it is no part of it. The first trial of the sweep starts the
-fork server and takes the instrumented step of all twins: it is left out, as is a budget that no plan keeps.
+ranks to their results; the prediction before it, which searches for the plan, is no part of it. The first
+trial of the sweep starts the fork server and takes the instrumented step of all twins: it is left out, as is
+a budget that no plan keeps.
 
     python -m bench.overhead --part trials --models llama_nano mlp
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from harness.experiment.devices import device_type
@@ -20,18 +21,19 @@ _PREDICTION = "harness.predict.prediction:predicted_step"
 
 
 def foreseen(
-    experiment: Experiment, hardware: Hardware | None, call: Callable[..., Any]
+    experiment: Experiment, hardware: Hardware | None, call: Callable[..., Any], *, folder: Path
 ) -> PredictedStep | None:
     """Return what the instrumented step of a trial will show; `None` where nobody can or need know.
 
     Args:
         hardware: what its time is predicted for; `None` predicts none.
         call: calls a function where torch is imported, as `Agent.call` does.
+        folder: keeps plans that the trial needs, too.
     """
     if not is_foreseen(experiment):
         return None
     try:
-        found: PredictedStep | None = call(_PREDICTION, experiment, hardware, deadline_s=PATIENCE_S)
+        found: PredictedStep | None = call(_PREDICTION, experiment, hardware, folder, deadline_s=PATIENCE_S)
     except ForkServerError as error:
         sys.stderr.write(f"acbench: runs without a prediction: {error}\n")
         return None

@@ -71,7 +71,7 @@ def run_task(
     try:
         trial_dir = store.prepare(task.trial_id)
         store.write_file(trial_dir / "experiment.yaml", task.yaml)
-        predicted = foreseen(task.experiment, task.hardware, call)
+        predicted = foreseen(task.experiment, task.hardware, call, folder=trial_dir.parent)
         started_at = now()
         environment = _environment(task, job)
         outcome, mode = _attempts(task, supervise, trial_dir, resources)

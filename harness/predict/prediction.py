@@ -8,7 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import lru_cache
+from pathlib import Path
 from typing import TypeAlias
+
+import torch
 
 from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
@@ -34,6 +37,7 @@ from harness.records.predicted_step import PredictedStep, assuming
 from harness.records.record import Ending, Identity, Record, build
 from harness.records.statistics import Ratio
 from harness.records.store import trial_id
+from harness.trial.kept_plans import plans_kept_in
 from strategies import StrategyError
 from strategies.last_words import last_words
 
@@ -104,15 +108,19 @@ def predict(
     return replace(_exact(record), assumes=assumes)
 
 
-def predicted_step(experiment: Experiment, hardware: Hardware | None = None) -> PredictedStep | None:
+def predicted_step(
+    experiment: Experiment, hardware: Hardware | None = None, folder: Path | None = None
+) -> PredictedStep | None:
     """Return what the instrumented step will show on the CPU; `None` where the model cannot be faked.
 
     Args:
         experiment: a trial that is about to run.
         hardware: what its time is predicted for; without it, or a rate for the step's dtype, there is none.
+        folder: keeps plans for the trial; `None`: nothing does.
     """
     try:
-        steps = steps_of(experiment, "cpu")
+        with plans_kept_in(folder, experiment, torch.device("cpu")):
+            steps = steps_of(experiment, "cpu")
         memories, works = [each.memory for each in steps], [each.work for each in steps]
         predicted = PredictedStep(
             **{each.name: max(getattr(one, each.name) for one in memories) for each in fields(StepBytes)},

@@ -39,6 +39,7 @@ from harness.trial.batches import batches
 from harness.trial.build import Build
 from harness.trial.compilation import compiling
 from harness.trial.distance import measured_bound, unbounded
+from harness.trial.kept_plans import plans_kept_in
 from harness.trial.links import Link
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, mean_over_context
 from harness.trial.plan_budget import PLAN_FILE, with_plan
@@ -131,9 +132,10 @@ def _run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None) -> R
             build=Build.of(plan.experiment, batch(0).parts()[0].inputs, context.device),
         )
         file = context.trial_dir / PLAN_FILE
-        planned = with_plan(
-            plan.experiment, bench.assemble, bench.batch, file, device=context.device, rank=context.rank
-        )
+        with plans_kept_in(context.trial_dir.parent, plan.experiment, context.device):
+            planned = with_plan(
+                plan.experiment, bench.assemble, bench.batch, file, device=context.device, rank=context.rank
+            )
         gc.collect()  # the model that the plan was made with
         plan = replace(plan, experiment=planned)
         bench = replace(bench, plan=plan)

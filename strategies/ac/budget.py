@@ -16,7 +16,7 @@ from strategies.budget.compiled import compiled_capture, compiled_planning
 from strategies.budget.eager import carrying_out, first_call
 from strategies.budget.export import operator_modules, words_of_others
 from strategies.budget.plan import Plan, bounded
-from strategies.budget.planning import chunked_planning, planner, scheduled_planner
+from strategies.budget.planning import known_plans, planner
 from strategies.regions import blocks, region
 from strategies.step import plan_capture
 
@@ -273,7 +273,7 @@ class Budget(ActivationCheckpointing):
     def _best_plan(self, steps: Iterable[RunnableStep], spare_bytes: int = 0) -> Plan:
         found: Mapping[str, nn.Module] = {}
         of_executor: Callable[[Plan], Plan] = _same
-        ways: list[chunked_planning.Way] = []
+        ways: list[known_plans.WayToPlan] = []
         objective = cast("planner.Objective", self.objective)
         if self.needs_compiler and objective == "both":  # compiled code has no tapes
             objective = "flops"
@@ -292,18 +292,18 @@ class Budget(ActivationCheckpointing):
                         standing=step.standing,
                         lasting=step.lasting,
                     )
-            of_stages = scheduled_planner.ScheduledPlanner
-            of_step = (of_stages if step.stages else planner.Planner)(
-                replace(graph, stages=tuple(step.stages)),
-                objective=objective,
-                host_bytes=int(min(self.host_gib * _GIB, sys.maxsize)),
-                nests=not (self.needs_compiler or step.chunk or step.stages),
-                is_taped=not self.needs_compiler,
+            ways.append(
+                known_plans.WayToPlan(
+                    graph=replace(graph, stages=tuple(step.stages)),
+                    objective=objective,
+                    host_bytes=int(min(self.host_gib * _GIB, sys.maxsize)),
+                    nests=not (self.needs_compiler or step.chunk or step.stages),
+                    is_taped=not self.needs_compiler,
+                    chunk=step.chunk,
+                )
             )
-            ways.append(chunked_planning.Way(planner=of_step, chunk=step.chunk))
-        all_ways = chunked_planning.ChunkedPlanner(ways, objective)
-        of_ranks = most(all_ways.plain_peak_bytes, all_ways.minimum_feasible_bytes)
-        return of_executor(self._fitting(all_ways, spare_bytes, *of_ranks).with_idle(found))
+        plans = known_plans.KnownPlans(ways, objective)
+        return of_executor(self._fitting(plans, spare_bytes, *most(*plans.range_bytes())).with_idle(found))
 
     def _modules_of(self, step: RunnableStep) -> blocks.ModelModules:
         """Return what a plan decides about in a step: in stages of a pipeline, their blocks alone."""
@@ -314,12 +314,12 @@ class Budget(ActivationCheckpointing):
         )
 
     def _fitting(
-        self, ways: chunked_planning.ChunkedPlanner, spare_bytes: int, plain_peak_bytes: int, least_bytes: int
+        self, plans: known_plans.KnownPlans, spare_bytes: int, plain_peak_bytes: int, least_bytes: int
     ) -> Plan:
         """Return the plan for the budget, which stays below it by `spare_bytes`.
 
         Args:
-            ways: plan the step.
+            plans: those of the step.
             spare_bytes: bytes below the budget.
             plain_peak_bytes: bytes of which a fraction is a share: the highest of all ranks.
             least_bytes: smallest budget that each rank has a plan for.
@@ -333,18 +333,16 @@ class Budget(ActivationCheckpointing):
             assert self.fraction is not None, "one of the two is given"
             where, most = "ac.fraction", self.fraction * plain_peak_bytes
         try:
-            plan = ways.plan(int(most) - spare_bytes)
-            least = ways.least_flops(int(most)).in_plan()
-            return replace(plan, budget_bytes=int(most), spare_bytes=spare_bytes, **least)
+            return plans.plan(int(most), spare_bytes)
         except planner.BudgetBelowMinimum as error:
             needed = least_bytes + spare_bytes
             share = math.ceil(1e4 * needed / plain_peak_bytes) / 1e4
             gib = math.ceil(1e9 * needed / _GIB) / 1e9
             smallest = f"ac.fraction={share:g} or ac.budget_gib={gib:.9g}"
-            proven = f"{bounded(ways.chunkings)} needs less than {error.proven_minimum_bytes} bytes"
+            proven = f"{bounded(plans.chunkings)} needs less than {error.proven_minimum_bytes} bytes"
             raise StrategyError(
                 where,
-                f"no plan{_of_stages(ways.stages)} keeps {int(most)} bytes; the smallest that one keeps is "
+                f"no plan{_of_stages(plans.stages)} keeps {int(most)} bytes; the smallest that one keeps is "
                 f"{needed} bytes, {smallest}; no schedule of {proven}{_spared(spare_bytes)}{error.limits}",
             ) from error
 

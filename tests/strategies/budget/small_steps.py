@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -164,3 +166,16 @@ def written_step(
 
 def _written(writes: Mapping[int, int], row: int) -> frozenset[int]:
     return frozenset({writes[row]} if row in writes else ())
+
+
+class Remembering:
+    """Keeps JSON values for one test, as text."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+
+    def read(self, name: str) -> Any:
+        return json.loads(self.texts.get(name, "null"))
+
+    def write(self, name: str, found: Any) -> None:
+        self.texts[name] = json.dumps(found)
