@@ -16,6 +16,9 @@ from torch.nested._internal.nested_tensor import NestedTensor
 PLAIN = frozenset({Tensor, nn.Parameter})
 """Types of tensors that no `__torch_dispatch__` of their own stands behind."""
 
+_COUNTED = torch._C.DispatchKey.ADInplaceOrView  # noqa: SLF001 (no public way)
+_exclude_guard = torch._C._SetExcludeDispatchKeyGuard  # noqa: SLF001 (no public way)
+
 
 @cache
 def _nothing_on(device: torch.device) -> Tensor:
@@ -81,6 +84,12 @@ def alias_of_plain(tensor: Tensor) -> Tensor:
     """Return another tensor on the memory of a plain one, with its counter, unseen by modes."""
     with torch._C._DisableTorchDispatch():  # noqa: SLF001 (no public way)
         return tensor.detach()
+
+
+def alias_inside(tensor: Tensor) -> Tensor:
+    """Return the same inside of a dispatch mode, where aliases have counters of their own."""
+    with _exclude_guard(_COUNTED, False):
+        return alias_of_plain(tensor)
 
 
 def version_of(tensor: Tensor) -> Version:

@@ -25,12 +25,18 @@ _mode_of = torch._C._get_dispatch_mode  # noqa: SLF001 (as above)
 
 
 class Pause:
-    """Tells the tape of a block that what runs is no part of the block's forward; it nests."""
+    """Tells the tape of a block that what runs is no part of the block's forward; it nests.
 
-    __slots__ = ("_outer", "is_on")
+    Attributes:
+        is_on: whether what runs now is none.
+        made_again: takes a content and what a ticket gives for it, while forward runs; `None` afterwards.
+    """
+
+    __slots__ = ("_outer", "is_on", "made_again")
 
     def __init__(self) -> None:
         self.is_on = False
+        self.made_again: Callable[[Any, Tensor], None] | None = None
         self._outer: list[bool] = []
 
     def __enter__(self) -> None:

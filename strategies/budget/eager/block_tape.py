@@ -26,7 +26,7 @@ from strategies.generators import DrawWatch, stashed
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.inner_units import gather, with_weights_in
 from strategies.regions.saved_tensors import Packed, hooks_around, kept, local_of, packed_by
-from strategies.regions.versions import PLAIN, Version, version_of
+from strategies.regions.versions import PLAIN, Version, alias_inside, version_of
 from strategies.step.before_blocks import signature_of
 from strategies.step.late_value import KeptTicket
 from strategies.step.memory_layout import MemoryLayout, copied, dense_of
@@ -157,6 +157,7 @@ class BlockTape(OrderedMode):
         self._homes: dict[int, StorageHome] = {}
         self._written_homes: list[StorageHome] = []
         self.waits = len(fates.plan.modules) > 1
+        self._pause.made_again = self._take_back
 
     def offer(self, inputs: Iterable[Tensor]) -> None:
         """Take over the inputs of the block that wait on the host; call it before the block runs."""
@@ -393,6 +394,7 @@ class BlockTape(OrderedMode):
         Raises:
             StrategyError: forward was not the planned one.
         """
+        self._pause.made_again = None
         self._count = self._counted()
         problem = self._end_of_plan() if self.is_as_planned else None
         if problem is not None:
@@ -423,6 +425,7 @@ class BlockTape(OrderedMode):
 
     def close(self) -> None:
         """Hold nothing more: the graph holds `pack`."""
+        self._pause.made_again = None
         self._homes = {}
         self._written_homes = []
         self._saved.clear()
@@ -434,7 +437,8 @@ class BlockTape(OrderedMode):
         dense = dense_of(detached)
         home = None if dense is None else self._homes.get(key_of(dense))
         if home is not None and home.address in self._fates.held:
-            home.tensors.append(detached)
+            is_plain = type(detached) in PLAIN
+            home.tensors.append(alias_inside(detached) if is_plain else detached)  # as in `_make`
 
     def _require_planned(self, facts: OperatorFacts) -> None:
         """See that the operator that runs now is the planned one.
@@ -475,6 +479,13 @@ class BlockTape(OrderedMode):
             self.is_in_order &= self.prove_outside(dense)
             home = self._homes[key] = StorageHome(tensor, dense, Content(None), None)
         return home
+
+    def _take_back(self, content: Content, tensor: Tensor) -> None:
+        """Know a value that forward itself asks for by its home, also where it was made again."""
+        dense = dense_of(tensor)
+        home = next((each for each in self._homes.values() if each.latest is content), None)
+        if dense is not None and home is not None:
+            self._homes.setdefault(key_of(dense), home)
 
     def _written(
         self, facts: OperatorFacts, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -561,6 +572,8 @@ class BlockTape(OrderedMode):
         if operator is not None:
             content.is_fleeting = address in self._fates.again
             operator.makes(address[1], content)
+        if address in self._fates.held and type(tensor) in PLAIN:
+            tensor = dense = alias_inside(tensor)  # which gets no graph
         home = self._homes[key_of(dense)] = StorageHome(tensor, dense, content, address)
         if address not in self._fates.held:
             home.let_go(dense)

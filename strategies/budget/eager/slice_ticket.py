@@ -84,7 +84,8 @@ class SliceTicket:
         if content.is_past:
             saved = f"[{self.layout.dtype} {list(self.layout.size)}]"
             raise modified(f"{saved}, saved at version {self._version.expected}")
-        asked = [content]
+        asked, made_again = [content], self._pause.made_again
+        in_forward = content if made_again is not None else None
         del content
         had_grad = torch.is_grad_enabled()
         if had_grad:
@@ -97,4 +98,6 @@ class SliceTicket:
             if had_grad:
                 torch._C._set_grad_enabled(True)  # noqa: SLF001 (as above)
         self._version.refuse_past(tensor)
+        if made_again is not None:
+            made_again(in_forward, tensor)
         return tensor

@@ -91,8 +91,8 @@ class BlockProgram:
         inputs: addresses of inputs that can wait on the host, by number.
         operators: number of operators of forward.
         pinned: storages that stay in every plan: those written to after another unit has read them, and what
-            these readers make, as no plan needs a copy of what they were then; those that autograd holds and
-            does not ask for; and those that forward itself asks for, which reads them on.
+            these readers make, as no plan needs a copy of what they were then; and those that autograd holds
+            and does not ask for.
         asks_in_forward: forward itself goes backward, and asks for some of them then.
     """
 
@@ -344,7 +344,6 @@ def planned_call(graph: StepGraph, call: BlockCall) -> PlannedCall:
         if each.storage not in numbers:
             outside.setdefault(each.storage, -1 - len(outside))
     numbers |= outside
-    inside = {each.storage for each in redemptions if each.moment < call.end}
     program = BlockProgram(
         units=units,
         nbytes=tuple(graph.nbytes[storage] for storage in own),
@@ -354,13 +353,13 @@ def planned_call(graph: StepGraph, call: BlockCall) -> PlannedCall:
         inputs=tuple(
             (outside[storage], input_value(number))
             for storage, number in call.inputs.items()
-            if storage in outside and storage not in inside and graph.nbytes[storage]
+            if storage in outside and graph.nbytes[storage]
         ),
         operators=len(operators),
         pinned=frozenset(
-            numbers[storage] for storage in _pinned(operators, groups) | (call.unasked | inside) & set(own)
+            numbers[storage] for storage in _pinned(operators, groups) | (call.unasked & set(own))
         ),
-        asks_in_forward=bool(inside),
+        asks_in_forward=any(each.moment < call.end for each in redemptions),
     )
     return PlannedCall(
         fqn=call.fqn,

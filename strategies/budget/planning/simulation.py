@@ -271,14 +271,25 @@ class Schedule:
         if self.moved:
             self._fetch()
         if has_tickets and program.asks_in_forward:
-            for storage in self.resident & self.held_until.keys():  # forward itself may be the last to ask
-                self.held_until[storage] = max(self.held_until[storage], call.end)
+            self._hold_in_forward()
         self._note_last()
 
+    def _hold_in_forward(self) -> None:
+        """Hold what stays, or is made again before forward ends, until then: its tape does."""
+        units, end = self.call.program.units, self.call.end
+        made = {each for unit, moment in self.runs_at.items() if moment < end for each in units[unit].makes}
+        for storage in made | self.resident.intersection(self.held_until.keys() | self.read_until.keys()):
+            self.held_until[storage] = max(end, self.held_until.get(storage, -1))
+        for storage in self.moved - self.fetched_at.keys():  # nobody needs it after forward
+            self.held_until.pop(storage, None)
+            self.read_until.pop(storage, None)
+
     def _fetch(self) -> None:
-        """Note the first request that needs each storage on the host."""
+        """Note the first request after forward that needs each storage on the host."""
         program = self.call.program
         for index, (storage, moment) in enumerate(zip(program.asked, self.call.asked, strict=True)):
+            if moment < self.call.end:
+                continue
             units = self.requests.get(index, [])
             for each in (*(read for unit in units for read in program.units[unit].reads), storage):
                 if each in self.moved and each not in self.fetched_at:

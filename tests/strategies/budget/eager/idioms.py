@@ -463,7 +463,6 @@ BETWEEN: dict[str, tuple[Between, Parts]] = {
     ),
     "pooling": (lambda _, h: functional.max_pool1d(h, 2).repeat(1, 1, 2), dict),
     "a gradient inside": (gradient_inside, dict),
-    "a gradient of a product inside": (gradient_of_product_inside, dict),
     "a hook on a tensor": (hooked, dict),
     "torch.vmap": (lambda _, h: torch.vmap(lambda row: row.sin().exp())(h), dict),
     "foreach, in place": (foreach, dict),
@@ -816,6 +815,7 @@ MODELS: dict[str, Callable[[], Model]] = {
         lambda: Whole(lambda block, x: block.down(block.up(x.relu_()).relu_()))
     ),
     "inputs read, and then written in place": lambda: Model(lambda: Whole(written_after)),
+    "a gradient of a product inside": lambda: Model(lambda: Block(gradient_of_product_inside), blocks=4),
     "encoder layers of torch": lambda: Model(encoder),
     "decoder layers of torch": lambda: Model(decoder),
 }
