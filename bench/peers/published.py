@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bench.output import parser, publish
 from bench.peers.head_loss import ByHand, HeadLoss
-from bench.peers.split_backward import Block, Stage, Watch, step, variants
+from bench.peers.split_backward import Block, Stage, is_made, recorder_of, step, variants
 from bench.table import table_of
 from strategies.chunk.planning.chunk_plan import ChunkPlanner
 
@@ -348,9 +348,9 @@ def alive_bytes(make: Callable[[], nn.Module], shape: int | tuple[int, ...]) -> 
     """
     with _setting():
         model, given = make(), _input(shape)
-        with Watch([*model.parameters(), *model.buffers(), *given]) as watch:
+        with recorder_of([*model.parameters(), *model.buffers(), *given]) as recorder:
             outputs = model(*given)
-            alive = int(watch.now_bytes)
+            alive = recorder.ledger.total(is_made)
         del outputs
     return alive
 
@@ -369,11 +369,11 @@ def peak_bytes(
         model = make()
         given = _input(shapes[0])
         given += [torch.zeros(each, dtype=torch.long) for each in shapes[1:]]
-        with Watch([*model.parameters(), *given]) as watch:
+        with recorder_of([*model.parameters(), *given]) as recorder:
             outputs = model(*given)
             outputs.backward(torch.empty_like(outputs))
             del outputs
-    return int(watch.peak_bytes)
+    return recorder.ledger.peak(is_made).nbytes
 
 
 def _input(shape: int | tuple[int, ...]) -> list[Tensor]:

@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import functools
 import gc
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from rich.table import Table
 from torch import Tensor, nn
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.nn import functional
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from bench.output import parser, publish
@@ -33,9 +31,10 @@ from strategies.ac.offload import Offload
 from strategies.ac.selective_layer import SelectiveLayer
 from strategies.ac.selective_op import SelectiveOp
 from strategies.base import Strategy
-from strategies.estimate.flops import flops_of
-from strategies.estimate.liveness import key_of
-from strategies.step.operator_mode import OperatorMode
+from strategies.step.ledger import Kind, Life, highest
+from strategies.step.live_storages import RANDOM_STATE
+from strategies.step.position import Position
+from strategies.step.step_recorder import StepRecorder
 
 Variant: TypeAlias = Callable[[nn.Module], nn.Module]
 """Puts activation checkpointing around the blocks of a stage."""
@@ -114,39 +113,16 @@ class Stage(nn.Module):
         return lambda: calls / len(self.layers)
 
 
-class Watch(OperatorMode):
-    """Counts FLOPs, and bytes of storages that operators make.
+def recorder_of(standing: Sequence[Tensor]) -> StepRecorder:
+    """Return a recorder that knows what is there before."""
+    recorder = StepRecorder(Position(), device="cpu")
+    recorder.add_standing(standing)
+    return recorder
 
-    Args:
-        standing: tensors that are there before.
 
-    Attributes:
-        flops: of all operators so far.
-        now_bytes: bytes that are alive.
-        peak_bytes: the largest number of them since it was set.
-    """
-
-    def __init__(self, standing: Sequence[Tensor]) -> None:
-        super().__init__()
-        self.flops = self.now_bytes = self.peak_bytes = 0
-        self._known: dict[int, Any] = dict.fromkeys(map(key_of, standing))
-
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator."""
-        out = func(*args, **kwargs)
-        self.flops += flops_of(func, args, kwargs, out)
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor) and key_of(tensor) not in self._known:
-                storage = tensor.untyped_storage()
-                gone = functools.partial(self._gone, key_of(tensor), storage.nbytes())
-                self._known[key_of(tensor)] = weakref.ref(storage, gone)
-                self.now_bytes += storage.nbytes()
-                self.peak_bytes = max(self.peak_bytes, self.now_bytes)
-        return out
-
-    def _gone(self, key: int, nbytes: int, _: object) -> None:
-        del self._known[key]
-        self.now_bytes -= nbytes
+def is_made(life: Life) -> bool:
+    """Tell whether an operator has made a storage."""
+    return life.kind is not Kind.STANDING and life.op != RANDOM_STATE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,33 +199,34 @@ def step(way: str, variant: Variant, stage: Stage, x: Tensor, *, is_split: bool 
     gc.collect()
     gc.disable()
     try:
-        with Watch([*weights, *stage.buffers(), x, gradient]) as watch:
+        with recorder_of([*weights, *stage.buffers(), x, gradient]) as recorder:
             y = run(x)
-            watch.peak_bytes = saved = watch.now_bytes
-            flops, calls = watch.flops, forwards()
+            ledger, start, saved = recorder.ledger, recorder.ledger.moment, recorder.ledger.total(is_made)
+            operators, calls = len(recorder.operators), forwards()
             if is_split:
                 _, groups = stage_backward_input([y], [gradient], [x], iter(weights))
-                between, input_calls = watch.now_bytes, forwards()
+                between, input_calls = ledger.total(is_made), forwards()
                 stage_backward_weight(iter(weights), groups)
                 del groups
             else:
                 torch.autograd.backward(y, gradient)
                 between, input_calls = 0, forwards()
             del y
+            left = ledger.total(is_made)
     finally:
         gc.enable()
     gradients = [None if each.grad is None else each.grad.detach() for each in (x, *weights)]
+    made = (each for each in ledger.changes[start:] if is_made(ledger.lives[each.life]))
     measured = SplitStep(
         way=way,
         is_split=is_split,
         input_forwards=input_calls - calls,
         weight_forwards=forwards() - input_calls,
-        flops=watch.flops - flops,
+        flops=sum(each.flops for each in recorder.operators[operators:]),
         saved_bytes=saved,
         between_bytes=between,
-        peak_bytes=watch.peak_bytes,
-        left_bytes=watch.now_bytes
-        - sum(each.untyped_storage().nbytes() for each in gradients if each is not None),
+        peak_bytes=highest(saved, made)[0].nbytes,
+        left_bytes=left - sum(each.untyped_storage().nbytes() for each in gradients if each is not None),
     )
     return measured, gradients
 

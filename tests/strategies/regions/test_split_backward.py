@@ -18,7 +18,7 @@ from torch.distributed.pipelining._backward import stage_backward_input
 from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy
 
-from bench.peers.split_backward import Block, Measured, Stage, Watch, are_equal, step, variants
+from bench.peers.split_backward import Block, Measured, Stage, are_equal, is_made, recorder_of, step, variants
 from strategies.ac.full import Full
 from strategies.ac.nested import Nested
 from strategies.ac.selective_op import SelectiveOp
@@ -288,12 +288,12 @@ def test_schedule_that_stops_between_the_parts_leaves_nothing(strategy: Any) -> 
     gc.disable()
     try:
         x = torch.randn(5, 8, requires_grad=True)
-        with Watch([x, *stage.parameters()]) as watch:
+        with recorder_of([x, *stage.parameters()]) as recorder:
             y = run(x)
             outputs, groups = stage_backward_input([y], [torch.ones_like(y)], [x], iter(stage.parameters()))
-            assert watch.now_bytes > 2 * x.nbytes
+            assert recorder.ledger.total(is_made) > 2 * x.nbytes
             del y, groups, outputs
-            assert watch.now_bytes == x.nbytes  # the gradient of x
+            assert recorder.ledger.total(is_made) == x.nbytes  # the gradient of x
     finally:
         gc.enable()
 
