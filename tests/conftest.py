@@ -6,6 +6,7 @@ import gc
 import os
 from bisect import bisect_left
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from omegaconf import OmegaConf
 
 from harness.predict import this_cpu
 from harness.ranks.forkserver import ForkServer
+from strategies.budget.planning import block_options
 from tests import rank_pool
 from tests.cpu_time import CpuTime
 from tests.rank_pool import RankPool
@@ -660,6 +662,15 @@ def cache_of_this_cpu(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["XDG_CACHE_HOME"] = str(folder)
     numbers = OmegaConf.merge(OmegaConf.load(HARDWARE / "epyc_9004.yaml"), {"name": this_cpu.THIS_CPU})
     this_cpu.keep(OmegaConf.to_container(numbers))  # type: ignore[arg-type]  # a mapping, as the file is
+
+
+@pytest.fixture(scope="session", autouse=True)
+def options_of_all_tests() -> Iterator[None]:
+    """Search the options of equal blocks once for all tests; by itself a process keeps those of a few."""
+    shared = lru_cache(maxsize=None)(block_options._all.__wrapped__)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(block_options, "_all", shared)
+        yield
 
 
 @pytest.fixture(scope="session")

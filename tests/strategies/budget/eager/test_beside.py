@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from strategies import StrategyError
 from strategies.budget.eager import carrying_out
 from strategies.budget.plan import Plan
-from strategies.budget.planning.planner import Chosen
+from strategies.budget.planning.planner import Chosen, Planner
 from strategies.budget.planning.simulation import Decision
 from strategies.step.call_sizes import OTHERS_BEFORE
 from tests.strategies.budget.eager.idioms import (
@@ -33,7 +33,7 @@ from tests.strategies.budget.eager.idioms import (
     Teacher,
     Worded,
 )
-from tests.strategies.budget.eager.test_idioms import BUDGET, examine, planner_of, rows
+from tests.strategies.budget.eager.test_idioms import BUDGET, examine, graph_of, rows
 from tests.strategies.budget.small_steps import measured_peak_bytes, step_of
 
 HEADED = ["norm", "head"]
@@ -43,7 +43,7 @@ TAILS = {"a head that is the embedding": ["norm"], "outputs of the embedding": [
 
 @pytest.mark.parametrize("name", BESIDE)
 def test_what_runs_beside_the_blocks_is_part_of_a_call(name: str) -> None:
-    graph = planner_of(BESIDE[name](), rows(), 0)._graph
+    graph = graph_of(BESIDE[name](), rows())
     first, second, tail = graph.calls
     assert (first.caller, second.caller, tail.caller) == ("", None, None)
     assert (first.modules, second.modules, tail.modules) == ([], [], TAILS.get(name, HEADED))
@@ -83,7 +83,7 @@ AROUND: dict[str, Callable[[], Model]] = {
 
 @pytest.mark.parametrize("make", [FirstInput, Shifted], ids=["read by others", "written by others"])
 def test_what_others_read_or_write_stays_outside_of_the_first_block(make: Callable[[], Model]) -> None:
-    assert planner_of(make(), rows(), 0)._graph.calls[0].caller is None
+    assert graph_of(make(), rows()).calls[0].caller is None
 
 
 class Turns(Worded):
@@ -201,7 +201,7 @@ WARNS = {
 
 def thrifty_plan(make: Callable[[], Model]) -> Plan:
     """Return the plan that keeps nothing of any call but what it must."""
-    planner = planner_of(make(), rows(), 0)
+    planner = Planner(graph_of(make(), rows()))
     options = [
         each.option(Decision(keep=program.completed(program.pinned, frozenset())))
         for each in planner._callers
@@ -332,7 +332,7 @@ def test_a_second_backward_is_refused_in_words() -> None:
 
 def test_an_earlier_plan_leaves_no_region_that_does_anything() -> None:
     planned, x = planned_turns(), rows()
-    plain = planner_of(Turns(), x, 0)
+    plain = Planner(graph_of(Turns(), x))
     everything = plain.plan(plain.plain_peak_bytes)
     assert everything.is_plain
     assert measured_peak_bytes(planned, [x], step_of(planned, x)) < plain.plain_peak_bytes

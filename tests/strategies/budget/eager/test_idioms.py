@@ -18,6 +18,7 @@ from strategies.budget.eager.first_call import shadow_step
 from strategies.budget.plan import Plan
 from strategies.budget.planning.planner import Planner
 from strategies.step.plan_capture import capture
+from strategies.step.step_graph import StepGraph
 from tests.strategies.budget.eager.idioms import (
     BESIDE,
     BETWEEN,
@@ -50,17 +51,17 @@ def rows(shape: tuple[int, ...] = SHAPES["three dimensions"]) -> Tensor:
     return torch.randn(shape)
 
 
-def planner_of(model: nn.Module, x: Tensor, host_bytes: int) -> Planner:
+def graph_of(model: nn.Module, x: Tensor) -> StepGraph:
+    """Return the second step of a model."""
     step_of(model, x)()
     model.zero_grad()
     standing = [*model.parameters(), *model.buffers(), x]
-    graph = capture(
+    return capture(
         step_of(model, x),
         BUDGET.modules_of(model),
         device=torch.device("cpu"),
         standing=standing,
     )
-    return Planner(graph, host_bytes=host_bytes)
 
 
 def trained(model: nn.Module, x: Tensor) -> list[Any]:
@@ -106,9 +107,9 @@ def examine_plans(make: Callable[[], Model], x: Tensor) -> None:
     """Require that the smallest plan, and one with room on the host, are carried out as they say."""
     model = has_run(make, x)
     plain_bytes = measured_peak_bytes(model, [x], step_of(model, x))
-    changed = 0
+    graph, changed = graph_of(make(), x), 0
     for share, host_bytes in ((0.0, 0), (ROOM, HOST_BYTES)):
-        planner = planner_of(make(), x, host_bytes)
+        planner = Planner(graph, host_bytes=host_bytes)
         assert planner.plain_peak_bytes == plain_bytes
         smallest = planner.minimum_feasible_bytes
         changed += examine(make, x, planner.plan(int(smallest + share * (plain_bytes - smallest))))

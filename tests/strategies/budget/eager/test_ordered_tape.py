@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from strategies.ac.budget import Budget
 from strategies.budget.eager.carrying_out import enclose
+from strategies.budget.plan import Plan
 from strategies.budget.planning.planner import Planner
 from strategies.regions.blocks import ModelModules
 from strategies.step.operator_order import KnownOrders, OperatorOrder
@@ -74,8 +75,8 @@ class Changing(WithBlocks):
         return x
 
 
-def planned(model: M, x: Tensor, share: float) -> M:
-    """Return a copy of the model with a plan between its smallest peak and the plain one."""
+def plan_of(model: nn.Module, x: Tensor, share: float) -> Plan:
+    """Return a plan between the model's smallest peak and the plain one."""
     step_of(model, x)()
     standing = [*model.parameters(), *model.buffers(), x]
     graph = capture(
@@ -83,8 +84,13 @@ def planned(model: M, x: Tensor, share: float) -> M:
     )
     planner = Planner(graph)
     low, high = planner.minimum_feasible_bytes, planner.plain_peak_bytes
-    made = copy.deepcopy(model)
-    enclose(planner.plan(int(low + share * (high - low))), BUDGET.modules_of(made))
+    return planner.plan(int(low + share * (high - low)))
+
+
+def planned(model: M, x: Tensor, share: float) -> M:
+    """Return a copy of the model with such a plan."""
+    plan, made = plan_of(model, x, share), copy.deepcopy(model)
+    enclose(plan, BUDGET.modules_of(made))
     return made
 
 
@@ -229,10 +235,11 @@ def test_a_copy_of_a_model_has_no_orders(
     assert set(found) == {False}
 
 
-def sharded_steps(rank: int) -> list[set[bool]]:
+def sharded_steps(rank: int, plan: Plan) -> list[set[bool]]:
     """Return of each step whether calls were in order; gradients are those of the plain model."""
-    x = torch.randn(2, 8, WIDTH, generator=torch.Generator().manual_seed(rank))
-    whole, plain = planned(Gated(0.1, 2), x, 0.0), Gated(0.1, 2)
+    x = torch.randn(Y.shape, generator=torch.Generator().manual_seed(rank))
+    whole, plain = Gated(0.1, 2), Gated(0.1, 2)
+    enclose(plan, BUDGET.modules_of(whole))
     for model in (plain, whole):
         for layer in model.layers:
             fully_shard(layer)
@@ -252,4 +259,6 @@ def sharded_steps(rank: int) -> list[set[bool]]:
 
 
 def test_sharded_blocks_keep_their_order(pool2: RankPool) -> None:
-    assert pool2.run(sharded_steps) == [[{False}, {True}, {True}]] * 2
+    plan = plan_of(Gated(0.1, 2), Y, 0.0)  # not in each rank
+    assert not plan.is_plain
+    assert pool2.run(sharded_steps, plan) == [[{False}, {True}, {True}]] * 2
