@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -63,6 +63,32 @@ class Answers:
         if self._keeper is not None:
             self._keeper.write(f"{self._key} {name}", found)
 
+    @contextmanager
+    def together(self, name: str) -> Iterator[None]:
+        """Keep under one name all that is found within the scope."""
+        held = self.read(name)
+        notes = _Notes(found=dict(held) if isinstance(held, dict) else {})
+        with kept_by(notes):
+            yield
+        if notes.is_more:
+            self.write(name, notes.found)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Notes:
+    """Answers by name, and whether one was added."""
+
+    found: dict[str, Any]
+    is_more: bool = False
+
+    def read(self, name: str) -> Any:
+        """Return what was noted under a name, `None` where nothing was."""
+        return self.found.get(name)
+
+    def write(self, name: str, found: Any) -> None:
+        """Note an answer."""
+        self.found[name], self.is_more = found, True
+
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(_canonical(value).encode()).hexdigest()
@@ -75,7 +101,7 @@ def _canonical(value: Any) -> str:
         TypeError: a value is none of those that have such a text.
     """
     match value:
-        case None | bool() | int() | float() | str():
+        case None | bool() | int() | float() | str() | bytes():
             return repr(value)
         case list() | tuple():
             return f"[{','.join(map(_canonical, value))}]"

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from strategies.budget.kept import Answers
 from strategies.budget.planning.block_program import BlockProgram, PlannedCall
 from strategies.budget.planning.least_bytes import LeastBytes
 from strategies.budget.planning.rerun import Rerun
@@ -193,6 +195,10 @@ class CallOptions:
         prices = self._cost, self._machine, self.taped_s, self._random_state_bytes
         return self.key, *prices, self._movable
 
+    def answers(self, *question: Any) -> Answers:
+        """Return what is known of this call, about its options or what else is asked."""
+        return Answers(self._identity, self._known, question)
+
     def found(self) -> list[Option]:
         """Return what `all` does, found anew."""
         program, units, tried = self.call.program, max(len(self.call.program.units), 1), set[Decision]()
@@ -247,7 +253,13 @@ class CallOptions:
 @lru_cache(maxsize=8)
 def _all(caller: CallOptions) -> Sequence[Option]:
     """Return all options of a caller; plans of one step for several budgets share them."""
-    return tuple(caller.found())
+    known = caller.answers()
+    match known.read("options"):
+        case list(held):
+            return tuple(caller.option(Decision.from_list(each)) for each in held)
+    found = tuple(caller.found())
+    known.write("options", [each.decision.to_list() for each in found])
+    return found
 
 
 def thinned(options: Iterable[Option]) -> list[Option]:

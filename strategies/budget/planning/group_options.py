@@ -21,6 +21,8 @@ _MOST_STATES = 64
 _TOTALS = 12
 
 Bytes: TypeAlias = npt.NDArray[np.int64]
+_COLUMNS = ("forward", "left", "peak", "second", "backward")
+_Row: TypeAlias = tuple[frozenset[int], int, int, int, int, int, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +62,16 @@ class _Choices:
     second: Bytes
     backward: Bytes
     cost: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(cls, rows: Sequence[_Row]) -> _Choices:
+        """Return the choices of some rows."""
+        keeps, *columns, cost = zip(*rows, strict=True)
+        return cls(
+            keeps=list(keeps),
+            **dict(zip(_COLUMNS, (np.array(each, dtype=np.int64) for each in columns), strict=True)),
+            cost=np.array(cost, dtype=np.float64),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,33 +209,32 @@ class Groups:
 
     def _made_choices(self, index: int, member: Member, moment: int) -> _Choices:
         caller = self._callers[index]
-        rows = []
-        passed_on = sum(member.call.program.sizes[out] for out in member.outs)
         found: dict[frozenset[int], None] = dict.fromkeys(
             option.decision.keep
             for option in self._options[index]
             if not option.decision.is_plain and not option.decision.offload
         )
-        tried = dict.fromkeys([frozenset[int](), *found])
-        for keep in tried:
-            share = share_of(member, keep, moment, random_state_bytes=self._random_state_bytes)
-            share.seconds += caller.taped_s
-            option = caller.highest(share)
-            rows.append(
-                (
-                    keep,
-                    option[0],
-                    option[1],
-                    share.second_peak_bytes,
-                    share.second_bytes,
-                    option[2] + share.second_bytes - passed_on,
-                    self._cost(share),
-                )
-            )
-        return _thinned(rows)
+        tried = list(dict.fromkeys([frozenset[int](), *found]))
+        known = caller.answers(member, moment, tried)
+        match known.read("choices"):
+            case list(held):
+                return _Choices.of([self._row(caller, member, frozenset(keep), moment) for keep in held])
+        chosen = _thinned([self._row(caller, member, keep, moment) for keep in tried])
+        known.write("choices", [sorted(keep) for keep, *_ in chosen])
+        return _Choices.of(chosen)
+
+    def _row(self, caller: CallOptions, member: Member, keep: frozenset[int], moment: int) -> _Row:
+        """Return what a member keeps, and its row of `_Choices`."""
+        passed_on = sum(member.call.program.sizes[out] for out in member.outs)
+        share = share_of(member, keep, moment, random_state_bytes=self._random_state_bytes)
+        share.seconds += caller.taped_s
+        forward, left, backward = caller.highest(share)
+        beyond = backward + share.second_bytes - passed_on
+        return keep, forward, left, share.second_peak_bytes, share.second_bytes, beyond, self._cost(share)
 
 
-def _thinned(rows: Sequence[tuple[frozenset[int], int, int, int, int, int, float]]) -> _Choices:
+def _thinned(rows: Sequence[_Row]) -> list[_Row]:
+    """Return the rows that no other one beats, at most so many, cheapest first."""
     numbers = np.array([row[1:] for row in rows], dtype=np.float64)
     order = np.lexsort(numbers.T[::-1])
     order = order[np.argsort(numbers[order, 5], kind="stable")]
@@ -238,18 +249,8 @@ def _thinned(rows: Sequence[tuple[frozenset[int], int, int, int, int, int, float
         smallest = {int(column.argmin()) for column in compared.T}
         chosen = sorted({*kept, *smallest}, key=lambda index: (numbers[index, 5], index))
         if len(chosen) <= _MOST_KEEPS or slack > 1:
-            break
+            return [rows[index] for index in chosen]
         slack = 2 * slack or 0.002
-    whole = numbers[chosen].astype(np.int64)
-    return _Choices(
-        keeps=[rows[index][0] for index in chosen],
-        forward=whole[:, 0],
-        left=whole[:, 1],
-        peak=whole[:, 2],
-        second=whole[:, 3],
-        backward=whole[:, 4],
-        cost=numbers[chosen, 5],
-    )
 
 
 def _chosen(choices: Sequence[_Choices], bases: Sequence[int]) -> Iterator[_Kept]:

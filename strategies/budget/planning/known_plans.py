@@ -91,4 +91,5 @@ class KnownPlans:
 
     @cached_property
     def _planner(self) -> ChunkedPlanner:
-        return ChunkedPlanner([each.way() for each in self._ways], self._objective)
+        with self._known.together("searches"):
+            return ChunkedPlanner([each.way() for each in self._ways], self._objective)

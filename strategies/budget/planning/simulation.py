@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +44,16 @@ class Decision:
     def resident(self) -> frozenset[int]:
         """The storages that are not recomputed."""
         return self.keep | self.offload
+
+    def to_list(self) -> list[Any]:
+        """Return the decision as JSON values."""
+        return [*map(sorted, (self.keep, self.offload, self.again)), self.is_plain, self.is_rerun]
+
+    @classmethod
+    def from_list(cls, held: Sequence[Any]) -> Decision:
+        """Return the decision that `to_list` gave."""
+        keep, offload, again = map(frozenset, held[:3])
+        return cls(keep=keep, offload=offload, again=again, is_plain=held[3], is_rerun=held[4])
 
 
 PLAIN, RERUN = Decision(is_plain=True), Decision(is_rerun=True)

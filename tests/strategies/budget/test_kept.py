@@ -69,3 +69,39 @@ def test_where_nobody_keeps_anything_nothing_is_known() -> None:
     answers = Answers(object())
     answers.write("count", 3)
     assert answers.read("count") is None
+
+
+def test_what_is_found_together_is_kept_under_one_name() -> None:
+    keeper = Remembering()
+    with kept_by(keeper):
+        with Answers("all").together("found"):
+            for number, name in enumerate(["none", "one", "two"]):
+                Answers(number).write("name", name)
+        assert len(keeper.texts) == 1
+        assert Answers(2).read("name") is None
+        keeper.texts = {name: text.replace("two", "zwei") for name, text in keeper.texts.items()}
+        with Answers("all").together("found"):
+            assert Answers(2).read("name") == "zwei"
+
+
+def _failing() -> None:
+    with Answers("all").together("found"):
+        Answers(2).write("name", "two")
+        raise KeyError
+
+
+def test_where_nothing_more_is_found_nothing_is_written() -> None:
+    keeper = Remembering()
+    with kept_by(keeper):
+        with Answers("all").together("found"):
+            assert Answers(2).read("name") is None
+        with pytest.raises(KeyError):
+            _failing()
+    assert not keeper.texts
+
+
+def test_nobody_keeps_what_is_found_together() -> None:
+    with Answers("all").together("found"):
+        Answers(2).write("name", "two")
+    with Answers("all").together("found"):
+        assert Answers(2).read("name") is None

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from strategies.budget.kept import kept_by
+from strategies.budget.planning import block_options, group_options
 from strategies.budget.planning.known_plans import KnownPlans, WayToPlan
 from strategies.budget.planning.planner import BudgetBelowMinimum
 from strategies.regions.blocks import ModelModules
@@ -111,6 +112,28 @@ def test_another_budget_is_searched_for() -> None:
         for budget_bytes, spare_bytes in ((between(_SHARE) + 1, 0), (between(_SHARE), 1)):
             with pytest.raises(AssertionError, match="it searches"):
                 known().plan(budget_bytes, spare_bytes)
+
+
+def _raise(*_: object) -> None:
+    raise AssertionError("it searches")
+
+
+def test_another_budget_shares_what_was_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    budgets = [between(share) for share in (0.2, 0.5, 0.9)]
+    alone = [searched().plan(each) for each in budgets]
+    keeper = Remembering()
+    with kept_by(keeper):
+        block_options._all.cache_clear()  # as in another process
+        KnownPlans([way()], "both").range_bytes()
+        monkeypatch.setattr(block_options.CallOptions, "found", _raise)
+        monkeypatch.setattr(group_options, "_thinned", _raise)
+        for budget_bytes, plan in zip(budgets, alone, strict=True):
+            block_options._all.cache_clear()
+            assert KnownPlans([way()], "both").plan(budget_bytes) == plan
+    found = {text for text in keeper.texts.values() if "options" in text}
+    assert len(found) == 1
+    assert all("choices" in text for text in found)
+    assert not alone[0].is_plain
 
 
 def test_what_says_something_else_is_searched_for() -> None:
