@@ -40,8 +40,9 @@ from operator import attrgetter
 import numpy as np
 import numpy.typing as npt
 
-from strategies.budget.planning.block_program import PlannedCall, Unit
+from strategies.budget.planning.block_program import PlannedCall
 from strategies.budget.planning.recomputation import Maker, Moment, Recomputation
+from strategies.budget.planning.units import Unit
 from strategies.step.step_graph import BlockCall, StepGraph, StepOperator
 
 _TRIED = 24

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from strategies.budget.planning.block_program import BlockProgram, PlannedCall
 from strategies.budget.planning.least_bytes import LeastBytes
 from strategies.budget.planning.rerun import Rerun
 from strategies.budget.planning.simulation import PLAIN, RERUN, Decision, Effect, effect_of
+from strategies.budget.planning.units import Run
 from strategies.estimate.operator_cost import machine_for
 from strategies.step.step_graph import StepGraph
 
@@ -62,6 +63,25 @@ class Option:
     host_bytes: int
     cost: float
     effect: Effect
+
+
+class _Fates(NamedTuple):
+    """What a decision but the plain one says, as bits: the search tries few of those that it thinks of."""
+
+    keep: int
+    moved: int
+    again: int
+
+    @classmethod
+    def of(cls, program: BlockProgram, decision: Decision) -> _Fates:
+        """Return what a decision says; of the plain one, to keep what it does."""
+        sets = _kept(program, decision), decision.offload, decision.again
+        return cls(*map(program.runs.bits_of, sets))
+
+    def decided(self, program: BlockProgram) -> Decision:
+        """Return the decision."""
+        keep, moved, again = map(frozenset, map(program.runs.storages_in, self))
+        return Decision(keep=keep, offload=moved, again=again)
 
 
 _BYTES = attrgetter("left_bytes", "backward_bytes", "forward_bytes", "host_bytes")
@@ -160,20 +180,10 @@ class CallOptions:
         call, start = self.call, self.backward_start
         last = start - 1  # `backward_bytes` has the first moment of backward
         return (
-            self._highest(effect, self._forward, call.start),
+            _highest(effect, self._forward, call.start),
             effect.most_bytes(min(call.end + 1, last), last),
-            self._highest(effect, self._backward, start),
+            _highest(effect, self._backward, start),
         )
-
-    def _highest(self, effect: Effect, held: npt.NDArray[np.int64], start: int) -> int:
-        """Return the highest total of what is held from moment `start` on, with the effect of one option."""
-        count = len(held)
-        moments, gains = np.array([*effect.gains.items(), (start, 0)], dtype=np.int64).T
-        changes = np.bincount((moments - start).clip(0, count), weights=gains, minlength=count)[:count]
-        totals = held + np.cumsum(changes)
-        within = ((moment - start, peak) for moment, peak in effect.peaks.items())
-        peaks = (int(totals[at]) + peak for at, peak in within if 0 <= at < count)
-        return max(int(totals.max()), *peaks, 0)
 
     def all(self) -> list[Option]:
         """Return the options of which none is worse than another, cheapest first."""
@@ -201,22 +211,27 @@ class CallOptions:
 
     def found(self) -> list[Option]:
         """Return what `all` does, found anew."""
-        program, units, tried = self.call.program, max(len(self.call.program.units), 1), set[Decision]()
+        program, units, tried = self.call.program, max(len(self.call.program.units), 1), set[_Fates]()
 
-        def extended(options: Sequence[Option], decisions: Iterable[Decision]) -> list[Option]:
+        def extended(options: Sequence[Option], all_fates: Iterable[_Fates]) -> list[Option]:
             """Return options with those of decisions that were not tried before."""
-            fresh = [each for each in dict.fromkeys(decisions) if each not in tried]
+            fresh = [each for each in dict.fromkeys(all_fates) if each not in tried]
             tried.update(fresh)
-            return thinned([*options, *map(self.option, fresh)])
+            return thinned([*options, *(self.option(each.decided(program)) for each in fresh)])
 
-        options = extended([], [PLAIN, *_cuts(program), *self._known])
-        options = extended(options, [held for each in options for held in self._on_host(each.decision)])
+        def fates_of(decisions: Iterable[Decision]) -> Iterable[_Fates]:
+            return (_Fates.of(program, each) for each in decisions)
+
+        options = extended([self.option(PLAIN)], fates_of((*_cuts(program), *self._known)))
+        options = extended(
+            options, fates_of(held for each in options for held in self._on_host(each.decision))
+        )
         # chains come last: earlier, they take the place of better neighbours
         stages = {program.fleeting: range(_ROUNDS)}
         stages.setdefault(program.fleeting_chains, range(_ROUNDS, _ROUNDS + 1))
         for anew, rounds in stages.items():
             corners = self._corners(options)
-            options = extended(options, [self._fleeting(each.decision, anew) for each in corners])
+            options = extended(options, fates_of(self._fleeting(each.decision, anew) for each in corners))
             for number in rounds:
                 corners = self._corners(options)
                 near = _neighbours(program, corners, self._movable, anew)
@@ -237,7 +252,7 @@ class CallOptions:
         """Return a decision that makes anew for each reader what costs no FLOPs, of some storages."""
         program = self.call.program
         keep = _kept(program, decision)
-        cheap = frozenset(each for each in among if not program.units[program.makers[each]].flops)
+        cheap = frozenset(each for each in among if not program.units[program.runs.makers[each]].flops)
         return Decision(keep=keep, offload=decision.offload, again=cheap - keep - decision.offload)
 
     def _on_host(self, decision: Decision) -> Iterable[Decision]:
@@ -248,6 +263,20 @@ class CallOptions:
         inputs = frozenset(storage for storage in self._movable if storage < 0)
         yield Decision(keep=keep, offload=inputs)
         yield Decision(keep=keep - self._movable, offload=(keep & self._movable) | inputs)
+
+
+def _highest(effect: Effect, held: npt.NDArray[np.int64], start: int) -> int:
+    """Return the highest total of what is held from moment `start` on, with the effect of one option."""
+    count, gains, peaks = len(held), effect.gains, effect.peaks
+    moments = np.fromiter(gains, np.int64, len(gains)) - start
+    weights = np.fromiter(gains.values(), np.float64, len(gains))
+    changes = np.bincount(np.minimum(np.maximum(moments, 0), count), weights, count)[:count]
+    totals = held + np.cumsum(changes)
+    at = np.fromiter(peaks, np.int64, len(peaks)) - start
+    within = np.fromiter(peaks.values(), np.float64, len(peaks))
+    inside = (at >= 0) & (at < count)
+    highest = (totals[at[inside]] + within[inside]).max(initial=0.0)
+    return int(max(totals.max(), highest))
 
 
 @lru_cache(maxsize=8)
@@ -308,7 +337,7 @@ def _cuts(program: BlockProgram) -> Sequence[Decision]:
         return ()
     cuts = LeastBytes(program)
     never = {index: np.inf for index, unit in enumerate(program.units) if not unit.is_repeatable}
-    costly = [index for index in program.needed(frozenset()) if program.units[index].flops]
+    costly = [index for index in program.runs.making(program.saved_bits, 0) if program.units[index].flops]
     if len(costly) <= _MOST_ENUMERATED:
         prices: Iterable[dict[int, float]] = (
             dict.fromkeys((unit for unit, stays in zip(costly, chosen, strict=True) if stays), np.inf)
@@ -341,39 +370,42 @@ def _kept(program: BlockProgram, decision: Decision) -> frozenset[int]:
 
 def _neighbours(
     program: BlockProgram, options: Sequence[Option], movable: frozenset[int], fleeting: frozenset[int]
-) -> Iterable[Decision]:
+) -> Iterable[_Fates]:
     """Yield the decisions that keep one storage more or less, or move one more or less to the host.
 
     Also those that make one more or less anew for each reader.
     """
+    bits_of = program.runs.bits_of
+    alike = list(map(bits_of, program.alike))
+    may_move, may_pass = bits_of(movable), bits_of(fleeting)
     for option in options:
-        decision = option.decision
-        keep = _kept(program, decision)
-        for kept, moved in _near(program, keep, decision.offload, movable):
-            held = program.completed(kept, moved)
-            yield Decision(keep=held, offload=moved, again=decision.again - held - moved)
-        anew = fleeting - keep - decision.offload
-        for part in program.alike:
-            if part <= anew:
-                yield Decision(keep=keep, offload=decision.offload, again=decision.again ^ part)
+        fates = _Fates.of(program, option.decision)
+        for kept, moved in _near(program, alike, fates, may_move):
+            held = program.completed_bits(kept, moved)
+            yield _Fates(held, moved, fates.again & ~(held | moved))
+        anew = may_pass & ~(fates.keep | fates.moved)
+        for part in alike:
+            if not part & ~anew:
+                yield _Fates(fates.keep, fates.moved, fates.again ^ part)
 
 
 def _near(
-    program: BlockProgram, keep: frozenset[int], moved: frozenset[int], movable: frozenset[int]
-) -> Iterable[tuple[frozenset[int], frozenset[int]]]:
+    program: BlockProgram, alike: Sequence[int], fates: _Fates, movable: int
+) -> Iterable[tuple[int, int]]:
     """Yield what is kept and what is on the host, one storage more or less."""
-    made = {s for unit in program.needed(keep | moved) for s in program.units[unit].makes}
-    fresh = (made | program.saved) - moved
-    for part in program.alike:
-        more, less = part & fresh - keep, part & keep - program.pinned
+    runs, (keep, moved, _) = program.runs, fates
+    made = Run(runs, runs.making(program.saved_bits, keep | moved)).makes
+    fresh, pinned = (made | program.saved_bits) & ~moved, runs.bits_of(program.pinned)
+    for part in alike:
+        more, less = part & fresh & ~keep, part & keep & ~pinned
         if more:
             yield keep | more, moved
         if less:
-            yield keep - less, moved
-    inputs = {storage for storage in movable if storage < 0}
-    for each in sorted((movable & (keep | fresh | inputs)) - moved):
-        yield keep - {each}, moved | {each}
-    for each in sorted(moved):
-        yield keep | {each} if each >= 0 else keep, moved - {each}
-        if each not in program.pinned and each >= 0:
-            yield keep, moved - {each}
+            yield keep ^ less, moved
+    for each in runs.each_of(movable & (keep | fresh | runs.outside) & ~moved):
+        yield keep & ~each, moved | each
+    for each in runs.each_of(moved):
+        is_inner = not each & runs.outside
+        yield keep | each if is_inner else keep, moved ^ each
+        if is_inner and not each & pinned:
+            yield keep, moved ^ each

@@ -8,14 +8,12 @@ Blocks whose calls do the same have equal programs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
 from strategies.budget.plan import Value, input_value
-from strategies.step.needed import needed
+from strategies.budget.planning.units import Run, Runs, Unit, UnitStep
 from strategies.step.step_graph import BlockCall, StepGraph, StepOperator
 
 _SMALLEST_FLEETING = 0.02
@@ -27,55 +25,6 @@ _STEPS_OF_LOOP = 8
 
 _STRIDES = (2, 4, 8)
 """Distances between steps of a loop whose storages stay."""
-
-
-class UnitStep(NamedTuple):
-    """One operator of a unit.
-
-    Fields:
-        ordinal: its ordinal.
-        made_bytes, private_bytes: bytes that it makes, and that it makes and frees on top.
-        random_states: states of generators that are stashed for it.
-        reads, made: storages that the unit reads, and makes, for which this is its last operator.
-    """
-
-    ordinal: int
-    made_bytes: int
-    private_bytes: int
-    random_states: int
-    reads: tuple[int, ...]
-    made: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unit:
-    """Operators that run again together: one that makes storages, and those that write to them.
-
-    Fields:
-        name: name of the first operator.
-        operators: their ordinals.
-        steps: what each of them does.
-        reads: storages that they read and did not make.
-        makes: storages that they make.
-        flops, seconds: their work.
-        random_states: states of generators that are stashed for them.
-        is_repeatable: whether they may run again.
-    """
-
-    name: str
-    operators: tuple[int, ...]
-    steps: tuple[UnitStep, ...]
-    reads: tuple[int, ...]
-    makes: tuple[int, ...]
-    flops: int
-    seconds: float
-    random_states: int
-    is_repeatable: bool
-
-    @property
-    def may_run_often(self) -> bool:
-        """True if it may run several times: it draws no random numbers."""
-        return self.is_repeatable and not self.random_states
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,10 +56,9 @@ class BlockProgram:
     asks_in_forward: bool = False
 
     @cached_property
-    def makers(self) -> tuple[int, ...]:
-        """The unit that makes each storage."""
-        made = {storage: index for index, unit in enumerate(self.units) for storage in unit.makes}
-        return tuple(made[storage] for storage in range(len(self.nbytes)))
+    def runs(self) -> Runs:
+        """What happens while units run, and which have to."""
+        return Runs(self.units, self.sizes, len(self.nbytes))
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -118,9 +66,10 @@ class BlockProgram:
         return *self.nbytes, *reversed(self.outer_nbytes)
 
     @cached_property
-    def asked_inside(self) -> tuple[tuple[int, int], ...]:
-        """The requests for storages of the block: number and storage."""
-        return tuple((index, storage) for index, storage in enumerate(self.asked) if storage >= 0)
+    def asked_inside(self) -> tuple[tuple[int, int, int], ...]:
+        """The requests for storages of the block: number, storage, and that as a set of bits."""
+        asked = enumerate(self.asked)
+        return tuple((index, storage, 1 << storage) for index, storage in asked if storage >= 0)
 
     @cached_property
     def random_units(self) -> tuple[int, ...]:
@@ -131,6 +80,11 @@ class BlockProgram:
     def saved(self) -> frozenset[int]:
         """The storages of the block that autograd saves."""
         return frozenset(storage for storage in self.asked if storage >= 0)
+
+    @cached_property
+    def saved_bits(self) -> int:
+        """The same, as bits."""
+        return self.runs.bits_of(self.saved)
 
     @cached_property
     def movable(self) -> frozenset[int]:
@@ -145,10 +99,6 @@ class BlockProgram:
     def value_of(self, storage: int) -> Value:
         """Return the address of a storage of the block, or of one of `inputs`."""
         return self.values[storage] if storage >= 0 else dict(self.inputs)[storage]
-
-    def needed(self, resident: frozenset[int]) -> list[int]:
-        """Return the units that all that autograd saves follows from, back to `resident`, in order."""
-        return self.closure(self.saved, resident, frozenset())
 
     @cached_property
     def fleeting(self) -> frozenset[int]:
@@ -187,7 +137,7 @@ class BlockProgram:
                 readers.setdefault(storage, []).append(unit.name)
         asked = Counter(self.asked)
         kinds: dict[object, list[int]] = {}
-        for storage, maker in enumerate(self.makers):
+        for storage, maker in enumerate(self.runs.makers):
             unit = self.units[maker]
             ends = unit.name, tuple(sorted(readers.get(storage, ()))), asked[storage]
             kinds.setdefault((ends, unit.flops, self.nbytes[storage]), []).append(storage)
@@ -197,8 +147,13 @@ class BlockProgram:
     def _is_repeatable(self) -> bool:
         return all(unit.is_repeatable for unit in self.units)
 
-    def completed(self, keep: frozenset[int], moved: frozenset[int]) -> frozenset[int]:
-        """Return `keep` with what could only be made by units that may not run again.
+    def completed(self, keep: frozenset[int]) -> frozenset[int]:
+        """Return `keep` with what could only be made by units that may not run again."""
+        runs = self.runs
+        return frozenset(runs.storages_in(self.completed_bits(runs.bits_of(keep), 0)))
+
+    def completed_bits(self, keep: int, moved: int) -> int:
+        """Return the same of bits.
 
         Args:
             keep: storages that stay.
@@ -206,41 +161,13 @@ class BlockProgram:
         """
         if self._is_repeatable:
             return keep
-        units = self.needed(keep | moved)
-        last = next((unit for unit in reversed(units) if not self.units[unit].is_repeatable), None)
+        run = Run(self.runs, self.runs.making(self.saved_bits, keep | moved))
+        last = next((unit for unit in reversed(run.units) if not self.units[unit].is_repeatable), None)
         if last is None:
             return keep
-        read = self.saved.union(*(self.units[unit].reads for unit in units))
-        return self.completed(keep | (read.intersection(self.units[last].makes) - moved), moved)
-
-    def closure(
-        self,
-        wanted: Iterable[int],
-        resident: frozenset[int],
-        known: AbstractSet[int],
-        again: frozenset[int] = frozenset(),
-    ) -> list[int]:
-        """Return the units, in order, that make `wanted` from what is there.
-
-        Args:
-            wanted: storages.
-            resident: storages that are there.
-            known: units whose results are there.
-            again: storages that are not, whatever has run.
-        """
-
-        def missing(storages: Iterable[int]) -> list[int]:
-            """Return the makers of storages that are neither there nor made."""
-            makers = self.makers
-            return [
-                makers[storage]
-                for storage in storages
-                if storage >= 0
-                and storage not in resident
-                and (makers[storage] not in known or storage in again)
-            ]
-
-        return sorted(needed(missing(wanted), lambda unit: missing(self.units[unit].reads)))
+        return self.completed_bits(
+            keep | (self.saved_bits | run.reads) & self.runs.makes[last] & ~moved, moved
+        )
 
 
 def _parts(alike: Sequence[int]) -> Iterator[Sequence[int]]:

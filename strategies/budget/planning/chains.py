@@ -133,7 +133,7 @@ def _joined(
         ]
         keep = _in_chain(number, calls, kept) - handed | program.pinned
         again = _in_chain(number, calls, [decision.again for decision in chosen]) | handed
-        keep = program.completed(keep, frozenset())
+        keep = program.completed(keep)
         yield Decision(keep=keep, again=(again & program.fleeting) - keep)
 
 
@@ -147,8 +147,7 @@ def _in_chain(
 
 def _price(program: BlockProgram, storage: int) -> float:
     """Return the FLOPs that a byte costs to make of what autograd saves otherwise; endless if none may."""
-    resident = program.saved - {storage}
-    made = program.closure([storage], resident, frozenset())
+    made = program.runs.making(*map(program.runs.bits_of, ([storage], program.saved - {storage})))
     units = [program.units[unit] for unit in made]
     if storage in program.pinned or not all(unit.is_repeatable for unit in units):
         return inf

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from strategies.budget.planning.block_program import PlannedCall
+from strategies.budget.planning.units import Run
 from strategies.estimate.machine import MACHINES, Machine
 from strategies.step.step_graph import StepGraph
 
@@ -114,7 +117,7 @@ def effect_of(
     """
     schedule = Schedule.of(call, decision)
     effect = effect_of_schedule(schedule, 0 if decision.is_plain else random_state_bytes)
-    effect.host_bytes = sum(map(call.program.nbytes_of, schedule.fetched_at))
+    effect.host_bytes = call.program.runs.bytes_of(reduce(or_, schedule.fetched.values(), 0))
     if effect.host_bytes:
         window_s = sum(unit.seconds for unit in call.program.units)
         effect.wait_s = machine.offload_s(effect.host_bytes, window_s)
@@ -182,11 +185,11 @@ class Schedule:
         resident: storages on the device from forward on.
         there: storages that requests find made: from forward or the second forward on, or on the host.
         until_end: storages that are held until forward ends, whoever reads them.
-        second: units of the second forward, in order; none outside of groups.
-        requests: units that run at requests of backward, by the request's number; of others nothing runs.
-        runs_at: first moment at which each unit runs for a request.
-        fetched_at: moment at which each offloaded storage comes back.
-        reads: storages that are at hand when units read them, as often as they are read.
+        second: units of the second forward; none outside of groups.
+        requests: what runs at requests of backward, by the request's number; of others nothing runs.
+        first_made: what runs there for the first time makes, as bits.
+        last_read: what nobody reads after the request, as bits.
+        fetched: what comes back from the host for it, as bits.
         read_until: last moment at which a unit reads a storage.
         held_until: last moment at which a node has a storage.
         last: last moment at which a unit or a node has a storage, of those that live longer than a request.
@@ -200,11 +203,11 @@ class Schedule:
     resident: frozenset[int]
     there: frozenset[int]
     until_end: frozenset[int]
-    second: list[int] = field(default_factory=list)
-    requests: dict[int, list[int]] = field(default_factory=dict)
-    runs_at: dict[int, int] = field(default_factory=dict)
-    fetched_at: dict[int, int] = field(default_factory=dict)
-    reads: list[int] = field(default_factory=list)
+    second: Run | None = None
+    requests: dict[int, Run] = field(default_factory=dict)
+    first_made: dict[int, int] = field(default_factory=dict)
+    last_read: dict[int, int] = field(default_factory=dict)
+    fetched: dict[int, int] = field(default_factory=dict)
     read_until: dict[int, int] = field(default_factory=dict)
     held_until: dict[int, int] = field(default_factory=dict)
     last: dict[int, int] = field(default_factory=dict)
@@ -237,7 +240,7 @@ class Schedule:
         outs: frozenset[int],
     ) -> Schedule:
         """Return what backward asks of a member of a group, whose second forward is at `moment`."""
-        none, units = frozenset[int](), call.program.units
+        none, runs = frozenset[int](), call.program.runs
         schedule = cls(
             call=call,
             links=links,
@@ -250,11 +253,10 @@ class Schedule:
         )
         schedule._ask(has_tickets=True)
         schedule.there = outs.union(keep.intersection(schedule.last))
-        schedule.second = call.program.closure(schedule.there, none, none)
-        reads = [storage for unit in schedule.second for storage in units[unit].reads]
-        at_hand = [storage for storage in reads if storage < 0 or storage in schedule.there]
-        schedule.reads += at_hand
-        schedule.read_until = dict.fromkeys(at_hand, moment) | schedule.read_until
+        there = runs.bits_of(schedule.there)
+        schedule.second = second = Run(runs, runs.making(there, 0))
+        for storage in runs.storages_in(second.reads & (there | runs.outside)):
+            schedule.read_until.setdefault(storage, moment)
         schedule._note_last()
         return schedule
 
@@ -263,49 +265,54 @@ class Schedule:
 
         What a ticket gives, nobody but the node that asked holds.
         """
-        call, program = self.call, self.call.program
+        call, runs = self.call, self.call.program.runs
         self.held_until |= call.tickets_until if has_tickets else call.graph_until
         tickets = (self.moved | self.links) if has_tickets else frozenset[int]()
         self.held_until |= {each: call.asked_until[each] for each in tickets & call.asked_until.keys()}
-        for index, storage in program.asked_inside:
-            # of most storages nothing runs again
-            maker = program.makers[storage]
-            if storage in self.there or (maker in self.runs_at and storage not in self.again):
-                continue
-            units = program.closure([storage], self.there, self.runs_at.keys(), self.again)
-            reads = [each for unit in units for each in program.units[unit].reads]
-            self.reads += reads
-            self.read_until |= dict.fromkeys(reads, call.asked[index])
-            for unit in units:
-                self.runs_at.setdefault(unit, call.asked[index])
-            self.requests[index] = units
+        there, passing, ran = runs.bits_of(self.there), ~runs.bits_of(self.again), 0
+        for index, storage, bit in call.program.asked_inside:
+            if not there & bit:  # of most storages nothing runs again
+                self.requests[index] = run = runs.run(storage, there)
+                self.first_made[index] = run.makes_of(run.bits & ~ran)
+                there |= run.makes & passing
+                ran |= run.bits
         if self.moved:
             self._fetch()
-        if has_tickets and program.asks_in_forward:
+        unread, read_until = -1, self.read_until
+        for index, run in reversed(self.requests.items()):
+            self.last_read[index] = last_read = run.reads & unread
+            unread ^= last_read
+            moment = call.asked[index]
+            for storage in runs.storages_in(last_read):
+                read_until[storage] = moment
+        if has_tickets and call.program.asks_in_forward:
             self._hold_in_forward()
         self._note_last()
 
     def _hold_in_forward(self) -> None:
         """Hold what stays, or is made again before forward ends, until then: its tape does."""
-        units, end = self.call.program.units, self.call.end
-        made = {each for unit, moment in self.runs_at.items() if moment < end for each in units[unit].makes}
+        runs, end, asked = self.call.program.runs, self.call.end, self.call.asked
+        first_made = (made for index, made in self.first_made.items() if asked[index] < end)
+        made = {*runs.storages_in(reduce(or_, first_made, 0))}
         for storage in made | self.resident.intersection(self.held_until.keys() | self.read_until.keys()):
             self.held_until[storage] = max(end, self.held_until.get(storage, -1))
-        for storage in self.moved - self.fetched_at.keys():  # nobody needs it after forward
+        fetched = runs.storages_in(reduce(or_, self.fetched.values(), 0))
+        for storage in self.moved.difference(fetched):  # nobody needs it after forward
             self.held_until.pop(storage, None)
             self.read_until.pop(storage, None)
 
     def _fetch(self) -> None:
         """Note the first request after forward that needs each storage on the host."""
-        program = self.call.program
-        for index, (storage, moment) in enumerate(zip(program.asked, self.call.asked, strict=True)):
-            if moment < self.call.end:
+        runs, nothing = self.call.program.runs, self.call.program.runs.nothing
+        waiting = runs.bits_of(self.moved)
+        for index, storage in enumerate(self.call.program.asked):
+            if self.call.asked[index] < self.call.end:
                 continue
-            units = self.requests.get(index, [])
-            for each in (*(read for unit in units for read in program.units[unit].reads), storage):
-                if each in self.moved and each not in self.fetched_at:
-                    self.fetched_at[each] = moment
-                    self.requests[index] = units
+            run = self.requests.get(index, nothing)
+            needed = waiting & (run.reads | runs.bits[storage])
+            if needed:
+                self.fetched[index] = needed
+                waiting &= ~needed
 
     def _note_last(self) -> None:
         """Find the last moment at which anybody has each storage; those that live for a request have none."""
@@ -324,32 +331,46 @@ class _Walk:
     def __init__(self, schedule: Schedule, random_state_bytes: int, owned: frozenset[int] | None) -> None:
         self.effect = effect = Effect(gains=Counter(dict(schedule.call.gains)))
         self._schedule, self._call, self._program = schedule, schedule.call, schedule.call.program
-        self._sizes, self._random_state_bytes = self._program.sizes, random_state_bytes
-        self._deaths = self._call.all_deaths
-        self._back: set[int] = set()
-        self._left = Counter(schedule.reads)
-        read_until, held_until, sizes = schedule.read_until, schedule.held_until, self._sizes
-        last, resident, away = schedule.last, schedule.resident, schedule.moved | schedule.links
-        # there from forward on, without a link, the host or a unit; held is what lives longer than unplanned
-        there = {each for each in last if each in resident or (each < 0 and each not in away)}
-        longer = {each for each in there if last[each] > self._deaths[each]}
-        self._held = longer if owned is None else {each for each in longer if each >= 0 or each in owned}
-        # what this call is the last to have: a unit, or a node of autograd, sets it free
-        ours = self._held | (last.keys() - there - schedule.outs)
-        by_unit = {each for each in ours if read_until.get(each, -1) > held_until.get(each, -1)}
-        self._freed = {storage: sizes[storage] for storage in by_unit}
-        self._later = last.keys() - schedule.there
+        self._runs, self._random_state_bytes = self._program.runs, random_state_bytes
+        self._sizes, self._deaths = self._program.sizes, self._call.all_deaths
+        self._there = self._runs.bits_of(schedule.there)
+        self._later = self._runs.bits_of(schedule.last) & ~self._there
+        self._again = self._runs.bits_of(schedule.again)
+        self._held: set[int] = set()
+        self._freed = self._kept_until(owned)
         self._hold_from_forward()
-        if schedule.second:
-            self._run_second()
+        if schedule.second is not None:
+            self._run_second(schedule.second)
         self._run_requests()
-        for storage in ours - by_unit:
-            self.effect.gains[held_until[storage] + 1] -= sizes[storage]
-        effect.runs = tuple(sorted(unit for units in schedule.requests.values() for unit in units))
-        work = [self._program.units[unit] for unit in (*schedule.second, *effect.runs)]
+        second = () if schedule.second is None else schedule.second.units
+        effect.runs = tuple(sorted(unit for run in schedule.requests.values() for unit in run.units))
+        work = [self._program.units[unit] for unit in (*second, *effect.runs)]
         effect.flops = sum(unit.flops for unit in work)
         effect.seconds = sum(unit.seconds for unit in work)
-        effect.linked_bytes = sum(sizes[link] for link in schedule.links)
+        effect.linked_bytes = sum(self._sizes[link] for link in schedule.links)
+
+    def _kept_until(self, owned: frozenset[int] | None) -> int:
+        """Note what lives longer than unplanned, and what nodes of autograd set free; return what units do.
+
+        Args:
+            owned: as of `effect_of_schedule`.
+        """
+        schedule, gains, freed = self._schedule, self.effect.gains, []
+        away = schedule.moved | schedule.links
+        for storage, last in schedule.last.items():
+            # there from forward on, without a link, the host or a unit
+            if storage in schedule.resident or (storage < 0 and storage not in away):
+                if last <= self._deaths[storage] or not (owned is None or storage >= 0 or storage in owned):
+                    continue
+                self._held.add(storage)
+            elif storage in schedule.outs:
+                continue
+            # this call is the last to have it
+            if schedule.held_until.get(storage, -1) < last:
+                freed.append(storage)
+            else:
+                gains[last + 1] = gains.get(last + 1, 0) - self._sizes[storage]
+        return self._runs.bits_of(freed)
 
     def _hold_from_forward(self) -> None:
         """Enter what forward leaves: kept storages, inputs that are read again, states of generators."""
@@ -360,7 +381,8 @@ class _Walk:
             if self._deaths[storage] < call.end:
                 gains[self._deaths[storage] + 1] += sizes[storage]
                 gains[call.end + 1] -= sizes[storage]
-        needed = schedule.runs_at.keys() | schedule.second
+        needed = {unit for run in schedule.requests.values() for unit in run.units}
+        needed.update(() if schedule.second is None else schedule.second.units)
         for index in self._program.random_units:
             unit = self._program.units[index]
             if not (schedule.resident | schedule.moved).issuperset(unit.makes):
@@ -369,83 +391,33 @@ class _Walk:
                 if index not in needed:
                     gains[call.end + 1] -= stash
 
-    def _run_second(self) -> None:
+    def _run_second(self, second: Run) -> None:
         """Follow the bytes of the second forward: what is made on the way there dies with its last reader."""
-        schedule, effect, units = self._schedule, self.effect, self._program.units
-        reads = (storage for unit in schedule.second for storage in units[unit].reads)
-        passing = Counter(each for each in reads if each >= 0 and each not in schedule.there)
-        effect.second_peak_bytes, effect.second_bytes = self._run(schedule.second, passing, moment=None)
-        effect.second_runs = tuple(schedule.second)
+        schedule, effect = self._schedule, self.effect
+        read_later = reduce(or_, (run.reads for run in schedule.requests.values()), 0)
+        effect.second_peak_bytes, effect.second_bytes = second.bytes_meanwhile(
+            superfluous=~(self._there | second.reads),
+            freed=second.makes & ~self._there | self._freed & ~read_later,
+            fetched=0,
+            stashed=reduce(or_, (run.bits for run in schedule.requests.values()), 0),
+            random_state_bytes=self._random_state_bytes,
+        )
+        effect.second_runs = second.units
 
     def _run_requests(self) -> None:
         """Follow the bytes while the units of each request run, between its moment and the next."""
         schedule, effect, program = self._schedule, self.effect, self._program
-        for index, request in sorted(schedule.requests.items()):
-            asked, moment = program.asked[index], self._call.asked[index]
-            peak, live = self._run(request, self._passing(request, asked), moment=moment)
-            live += self._fetched((asked,), moment)
-            effect.peaks[moment] = max(peak, live)
-            effect.gains[moment + 1] += live
-        for index, asked in program.asked_inside if schedule.again else ():
-            if asked in schedule.again:
-                effect.gains[self._call.until[index] + 1] -= self._sizes[asked]
-
-    def _passing(self, request: Sequence[int], asked: int) -> dict[int, int]:
-        """Return how often a request reads each storage that lives for it alone; who asked reads it once."""
-        again, units = self._schedule.again, self._program.units
-        if not again:
-            return {}
-        reads = (storage for unit in request for storage in units[unit].reads)
-        return Counter(storage for storage in (asked, *reads) if storage in again)
-
-    def _run(self, running: Sequence[int], passing: dict[int, int], *, moment: int | None) -> tuple[int, int]:
-        """Follow the bytes while units run; return the most of them, and those at the end.
-
-        Args:
-            running: the units.
-            passing: how often the units read each storage that is gone at their end.
-            moment: when the request for them comes; `None` for the second forward.
-        """
-        schedule, units, sizes = self._schedule, self._program.units, self._sizes
-        steps = [(index, step) for index in running for step in units[index].steps]
-        if len(steps) > len(running):
-            steps.sort(key=lambda each: each[1].ordinal)
-        live = peak = 0
-        for index, step in steps:
-            if schedule.fetched_at and step is units[index].steps[0]:
-                live += self._fetched(units[index].reads, moment)
-            live += step.made_bytes
-            if step.random_states:
-                peak = max(peak, live + step.private_bytes + self._random_state_bytes)
-                if moment is not None or index not in schedule.runs_at:  # the last time that it runs
-                    live -= step.random_states * self._random_state_bytes
-            else:
-                peak = max(peak, live + step.private_bytes)
-            stays = (
-                schedule.there if moment is None else self._later if schedule.runs_at[index] == moment else ()
-            )
-            for storage in step.made:
-                if storage not in stays and storage not in passing:  # superfluous
-                    live -= sizes[storage]
-            live -= self._freed_by(step.reads, passing)
-        return peak, live
-
-    def _fetched(self, storages: Sequence[int], moment: int | None) -> int:
-        """Return the bytes of those storages that come back from the host at this moment, once."""
-        known = self._schedule.fetched_at
-        here = [each for each in storages if known.get(each) == moment and each not in self._back]
-        self._back.update(here)
-        return sum(self._sizes[each] for each in here)
-
-    def _freed_by(self, reads: Sequence[int], passing: dict[int, int]) -> int:
-        """Note that a unit has read storages; return the bytes that are free because it was the last."""
-        freed = 0
-        for storage in reads:
-            if storage in passing:
-                passing[storage] -= 1
-                freed += 0 if passing[storage] else self._sizes[storage]
-                continue
-            self._left[storage] -= 1
-            if not self._left[storage]:
-                freed += self._freed.get(storage, 0)
-        return freed
+        gains, peaks, runs = effect.gains, effect.peaks, self._runs
+        for index in sorted(schedule.requests.keys() | schedule.fetched.keys()):
+            run, moment = schedule.requests.get(index, runs.nothing), self._call.asked[index]
+            asked, passing = runs.bits[program.asked[index]], 0
+            if self._again:
+                passing = self._again & (run.reads | asked)
+            stays = self._later & schedule.first_made.get(index, 0) | passing
+            freed = self._freed & schedule.last_read.get(index, 0) | passing & ~asked
+            fetched = schedule.fetched.get(index, 0)
+            peaks[moment], live = run.bytes_meanwhile(~stays, freed, fetched, 0, self._random_state_bytes)
+            gains[moment + 1] = gains.get(moment + 1, 0) + live
+        for index, storage, _ in program.asked_inside if schedule.again else ():
+            if storage in schedule.again:
+                gains[self._call.until[index] + 1] -= self._sizes[storage]

@@ -203,7 +203,7 @@ def thrifty_plan(make: Callable[[], Model]) -> Plan:
     """Return the plan that keeps nothing of any call but what it must."""
     planner = Planner(graph_of(make(), rows()))
     options = [
-        each.option(Decision(keep=program.completed(program.pinned, frozenset())))
+        each.option(Decision(keep=program.completed(program.pinned)))
         for each in planner._callers
         for program in [each.call.program]
     ]
