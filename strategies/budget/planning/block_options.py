@@ -121,7 +121,7 @@ class CallOptions:
         self.taped_s = taped_operator_s * call.program.operators
         self._random_state_bytes = random_state_bytes
         self.backward_start = min((each for each in call.asked if each >= call.end), default=call.end)
-        self.backward_end = max((*call.until, *call.released), default=call.end)
+        self.backward_end = max((*call.until, *call.released, self.backward_start))
         if rerun is not None:
             self.backward_start = min(self.backward_start, rerun.asked)
             self.backward_end = max(self.backward_end, rerun.released)

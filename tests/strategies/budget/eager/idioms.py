@@ -575,6 +575,15 @@ class PartlyFrozen(Plain):
         self.layers[0].requires_grad_(requires_grad=False)
 
 
+class FrozenGradients(Model):
+    """Blocks that go backward themselves; of the first nothing else does."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: Block(gradient_of_product_inside), blocks=4)
+        self.inner.requires_grad_(requires_grad=False)
+        self.layers[0].requires_grad_(requires_grad=False)
+
+
 class Half(Plain):
     def __init__(self) -> None:
         super().__init__()
@@ -816,6 +825,7 @@ MODELS: dict[str, Callable[[], Model]] = {
     ),
     "inputs read, and then written in place": lambda: Model(lambda: Whole(written_after)),
     "a gradient of a product inside": lambda: Model(lambda: Block(gradient_of_product_inside), blocks=4),
+    "a gradient of a product inside a frozen block": FrozenGradients,
     "encoder layers of torch": lambda: Model(encoder),
     "decoder layers of torch": lambda: Model(decoder),
 }
