@@ -18,6 +18,9 @@ _UNTOLD_WRITES = {  # what these write to, and their schemas do not tell
     _aten.cudnn_batch_norm.default: _RUNNING_STATISTICS,
     _aten.miopen_batch_norm.default: _RUNNING_STATISTICS,
 }
+_UNTOLD_VIEWS = frozenset(  # their schemas do not tell that results lie on the storage of the argument
+    {_aten._unsafe_view, _aten.unsafe_split, _aten.unsafe_split_with_sizes, _aten.unsafe_chunk}  # noqa: SLF001 (its name)
+)
 _MOVES_MEMORY = frozenset({_aten.set_, _aten.resize_, _aten.resize_as_})
 _COLLECTIVES = "_c10d_functional"
 _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp"})
@@ -117,7 +120,7 @@ def facts_of(operator: Any) -> OperatorFacts:
     return OperatorFacts(
         name=str(operator),
         writes=tuple(writes),
-        is_fresh=operator is not _aten._unsafe_view.default  # noqa: SLF001 (its name)
+        is_fresh=operator.overloadpacket not in _UNTOLD_VIEWS
         and not any(result.alias_info for result in schema.returns),
         is_untold=bool(untold),
         makes=sum(result.alias_info is None for result in schema.returns),
