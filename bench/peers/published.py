@@ -28,6 +28,7 @@ from bench.peers.head_loss import ByHand, HeadLoss
 from bench.peers.split_backward import Block, Stage, is_made, recorder_of, step, variants
 from bench.table import table_of
 from strategies.chunk.planning.chunk_plan import ChunkPlanner
+from strategies.step.ledger import Ledger
 
 _BF16, _FP32, _INT64 = 2, 4, 8
 _WIDTH = 1024  # of Qwen3-0.6B
@@ -346,13 +347,8 @@ def alive_bytes(make: Callable[[], nn.Module], shape: int | tuple[int, ...]) -> 
         make: returns the model.
         shape: of the input; a number is one of tokens.
     """
-    with _setting():
-        model, given = make(), _input(shape)
-        with recorder_of([*model.parameters(), *model.buffers(), *given]) as recorder:
-            outputs = model(*given)
-            alive = recorder.ledger.total(is_made)
-        del outputs
-    return alive
+    with _recorded(make, [shape], torch.bfloat16) as (ledger, _):
+        return ledger.total(is_made)
 
 
 def peak_bytes(
@@ -365,33 +361,33 @@ def peak_bytes(
         shapes: of its inputs; the second one is that of labels.
         dtype: of parameters and input.
     """
-    with _setting(dtype):
-        model = make()
-        given = _input(shapes[0])
-        given += [torch.zeros(each, dtype=torch.long) for each in shapes[1:]]
-        with recorder_of([*model.parameters(), *given]) as recorder:
-            outputs = model(*given)
-            outputs.backward(torch.empty_like(outputs))
-            del outputs
-    return recorder.ledger.peak(is_made).nbytes
+    with _recorded(make, shapes, dtype) as (ledger, outputs):
+        outputs.backward(torch.empty_like(outputs))
+        del outputs
+    return ledger.peak(is_made).nbytes
+
+
+@contextmanager
+def _recorded(
+    make: Callable[[], nn.Module], shapes: Sequence[int | tuple[int, ...]], dtype: torch.dtype
+) -> Iterator[tuple[Ledger, Tensor]]:
+    """Give the ledger of a forward without memory, and its outputs; arguments are those of `peak_bytes`."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with FakeTensorMode():
+            model, given = make(), _input(shapes[0])
+            given += [torch.zeros(each, dtype=torch.long) for each in shapes[1:]]
+            with recorder_of([*model.parameters(), *model.buffers(), *given]) as recorder:
+                yield recorder.ledger, model(*given)
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _input(shape: int | tuple[int, ...]) -> list[Tensor]:
     if isinstance(shape, int):
         return [torch.zeros(1, shape, dtype=torch.long)]
     return [torch.empty(shape, requires_grad=True)]
-
-
-@contextmanager
-def _setting(dtype: torch.dtype = torch.bfloat16) -> Iterator[None]:
-    """Make tensors without memory, in `dtype`, and put the default dtype back."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with FakeTensorMode():
-            yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def main(words: Sequence[str]) -> int:
