@@ -280,9 +280,7 @@ REPEATED: dict[str, tuple[str, ...]] = {
     "tests/parity/test_matrix.py::test_is_bitwise_neutral[nested-": ("-gpt-", "-mlp-", "-evoformer-"),
     "tests/harness/ranks/test_agent.py::test_nothing_outlives_the_driver": ("SIGKILL", "SIGTERM"),
     "tests/harness/ranks/test_agent_nodes.py::test_the_end_of_an_agent": (),
-    "tests/harness/trial/test_pipeline.py::test_bytes_and_forwards_of_ranks": (
-        *("[none-1f1b", "[full/none-gpipe", "[selective_op-zero"),
-    ),
+    "tests/harness/trial/test_pipeline.py::test_bytes_and_forwards_of_ranks": ("[selective_op-zero",),
     "tests/harness/trial/test_proof.py::test_a_chain_reaches": (
         *("kernel", "AC", "compiled", "itself", "and two steps of SGD"),
     ),
@@ -315,7 +313,7 @@ REPEATED: dict[str, tuple[str, ...]] = {
     "tests/harness/fit/test_answer.py::test_a_step_that_fits_needs_nothing": (),
     "tests/strategies/chunk/planning/test_chunk_plan.py::test_other_shapes_run": ("one token", "sequence"),
     "tests/parity/test_sharding.py::test_is_neutral_within_tolerance[": (
-        *("[megatron", "[output features", "mixes features and batch", "within little memory", "[batch-"),
+        *("[megatron", "mixes features and batch"),
     ),
     "tests/harness/check/test_neutrality.py::test_a_plan_of_the_first_call": ("a batch and",),
     "tests/harness/measure/gloo/test_wait.py::test_bytes_do_not": ("[fsdp2", "[tp"),
@@ -368,14 +366,14 @@ REPEATED: dict[str, tuple[str, ...]] = {
         "encoder layers of torch",
     ),
     "tests/strategies/budget/eager/test_idioms.py::test_an_idiom_between_linears[at a first call": (
-        *("multi-head attention]", "two views, one written", "a hook", "batch norm, units in place"),
-        *("noise", "a module twice", "a gradient inside", "a reentrant checkpoint", "foreach, in place"),
+        *("multi-head attention]", "a hook", "batch norm, units in place", "noise of an own"),
+        *("a gradient inside", "a reentrant checkpoint"),
     ),
     "tests/strategies/budget/eager/test_idioms.py::test_in_place_on_what_a_linear_made[at a first call": (
-        *("relu_", "index_put_", "a view-"),
+        "index_put_",
     ),
     "tests/strategies/budget/eager/test_idioms.py::test_an_idiom_around_blocks[at a first call": (
-        *("called twice", "given twice", "by name", "in place", "without gradients before"),
+        "without gradients before",
     ),
     "tests/strategies/budget/eager/test_carried_out.py::test_the_peak_is_the_predicted_one": ("[dropout",),
     "tests/strategies/budget/planning/test_planner.py::test_little_room": ("[1-0.0", "[16384", "[65536"),
@@ -546,7 +544,6 @@ GOING: dict[str, tuple[str, ...]] = {
         *("[nested-gpt-shard2_tp2", "[full-gpt-hsdp2x2", "[nested-gpt-ddp2_tp2", "[nested-evoformer-shard2"),
         *("[full-evoformer-ddp2", "[full-unet-ddp2", "[full-vit-ddp2", "[offload-llama-tp2"),
     ),
-    "tests/harness/trial/test_pipeline.py::test_bytes": ("[none-1f1b", "[full/none-gpipe"),
     "tests/strategies/budget/planning/test_planner.py::test_little": ("[1-0.0",),
     "tests/strategies/budget/planning/test_autograd_bound.py::test_no_schedule_of_a_captured": ("[cheap",),
     "tests/strategies/chunk/planning/test_chunk_plan.py::test_every_accepted": ("[pictures",),
@@ -572,9 +569,6 @@ GOING: dict[str, tuple[str, ...]] = {
     ),
     "tests/parity/test_sharding.py::test_a_step": ("[candidate-bf16",),
     "tests/parity/test_sharding.py::test_is_neutral_within_a": ("[bf16_mixed-megatron",),
-    "tests/parity/test_sharding.py::test_is_neutral_within_t": (
-        *("[output features of", "[batch-gpt", "[cheapest within little"),
-    ),
     "tests/parity/test_sharding.py::test_a_planted_error_is_found_in": (
         *("shards-bf16]", "doubled-bf16]", "of queries and keys is lost-bf16]"),
     ),
@@ -610,16 +604,12 @@ GOING: dict[str, tuple[str, ...]] = {
     "tests/strategies/budget/eager/test_random_networks.py::test_random": ("[4]",),
     "tests/strategies/budget/eager/test_chained_tape.py::test_bytes": ("[[(0, 2)]", "[[(1, 3), (4, 6)]-0.4"),
     "tests/strategies/budget/eager/test_idioms.py::test_an_idiom_between": (
-        *("[planned from a step-multi-head", "[at a first call-a module twice", "[at a first call-two views"),
-        *("[at a first call-foreach", "[at a first call-noise]", "[planned from a step-noise]"),
-        *("[planned from a step-attention of", "[planned from a step-expanded"),
-    ),
-    "tests/strategies/budget/eager/test_idioms.py::test_an_idiom_around": (
-        *("[at a first call-nests", "[at a first call-several", "[at a first call-a block that"),
-        *("[at a first call-outputs", "[at a first call-inputs"),
-    ),
-    "tests/strategies/budget/eager/test_idioms.py::test_in_place": (
-        *("[at a first call-relu_", "[at a first call-a view"),
+        *(
+            "[planned from a step-multi-head",
+            "[planned from a step-noise]",
+            "[planned from a step-attention of",
+        ),
+        "[planned from a step-expanded",
     ),
     "tests/strategies/budget/eager/test_idioms.py::test_a_first_call_leaves": (
         *("[a list in a closure", "[one in a list", "[a tally", "[an attribute of a function that"),
