@@ -65,7 +65,7 @@ class Option:
     effect: Effect
 
 
-class _Fates(NamedTuple):
+class Fates(NamedTuple):
     """What a decision but the plain one says, as bits: the search tries few of those that it thinks of."""
 
     keep: int
@@ -73,7 +73,7 @@ class _Fates(NamedTuple):
     again: int
 
     @classmethod
-    def of(cls, program: BlockProgram, decision: Decision) -> _Fates:
+    def of(cls, program: BlockProgram, decision: Decision) -> Fates:
         """Return what a decision says; of the plain one, to keep what it does."""
         sets = _kept(program, decision), decision.offload, decision.again
         return cls(*map(program.runs.bits_of, sets))
@@ -211,35 +211,54 @@ class CallOptions:
 
     def found(self) -> list[Option]:
         """Return what `all` does, found anew."""
-        program, units, tried = self.call.program, max(len(self.call.program.units), 1), set[_Fates]()
+        program, tried = self.call.program, set[Fates]()
 
-        def extended(options: Sequence[Option], all_fates: Iterable[_Fates]) -> list[Option]:
-            """Return options with those of decisions that were not tried before."""
-            fresh = [each for each in dict.fromkeys(all_fates) if each not in tried]
-            tried.update(fresh)
-            return thinned([*options, *(self.option(each.decided(program)) for each in fresh)])
+        def with_those_of(options: Sequence[Option], decisions: Iterable[Decision]) -> list[Option]:
+            return self._extended(options, (Fates.of(program, each) for each in decisions), tried)
 
-        def fates_of(decisions: Iterable[Decision]) -> Iterable[_Fates]:
-            return (_Fates.of(program, each) for each in decisions)
-
-        options = extended([self.option(PLAIN)], fates_of((*_cuts(program), *self._known)))
-        options = extended(
-            options, fates_of(held for each in options for held in self._on_host(each.decision))
-        )
+        options = with_those_of([self.option(PLAIN)], (*_cuts(program), *self._known))
+        options = with_those_of(options, (held for each in options for held in self._on_host(each.decision)))
         # chains come last: earlier, they take the place of better neighbours
         stages = {program.fleeting: range(_ROUNDS)}
         stages.setdefault(program.fleeting_chains, range(_ROUNDS, _ROUNDS + 1))
         for anew, rounds in stages.items():
             corners = self._corners(options)
-            options = extended(options, fates_of(self._fleeting(each.decision, anew) for each in corners))
+            options = with_those_of(options, (self._fleeting(each.decision, anew) for each in corners))
             for number in rounds:
-                corners = self._corners(options)
-                near = _neighbours(program, corners, self._movable, anew)
-                fresh = [each for each in dict.fromkeys(near) if each not in tried]
-                runs = sum(len(each.effect.runs) for each in corners) // len(corners)
-                stride = len(fresh) // max(_FEWEST_TRIED, _MOST_SIMULATED // max(units, runs)) + 1
-                options = extended(options, fresh[number % stride :: stride])
+                near = self._near(self._corners(options), anew, tried, number)
+                options = self._extended(options, near, tried)
         return options
+
+    def refined(self, options: Sequence[Option], chosen: Sequence[Option], tried: set[Fates]) -> list[Option]:
+        """Return options with those of decisions next to some chosen ones.
+
+        Args:
+            options: all options so far.
+            chosen: some of them.
+            tried: what was tried next to chosen ones before; it is added to.
+        """
+        near = self._near(chosen, self.call.program.fleeting_chains, tried, 0)
+        return self._extended(options, near, tried)
+
+    def _near(
+        self, options: Sequence[Option], anew: frozenset[int], tried: set[Fates], number: int
+    ) -> Sequence[Fates]:
+        """Return neighbours of options that were not tried, or every so many of them from one on."""
+        program = self.call.program
+        near = _neighbours(program, options, self._movable, anew)
+        fresh = [each for each in dict.fromkeys(near) if each not in tried]
+        runs = sum(len(each.effect.runs) for each in options) // len(options)
+        simulated = max(len(program.units), runs, 1)
+        stride = len(fresh) // max(_FEWEST_TRIED, _MOST_SIMULATED // simulated) + 1
+        return fresh[number % stride :: stride]
+
+    def _extended(
+        self, options: Sequence[Option], all_fates: Iterable[Fates], tried: set[Fates]
+    ) -> list[Option]:
+        """Return options with those of decisions that were not tried before."""
+        fresh = [each for each in dict.fromkeys(all_fates) if each not in tried]
+        tried.update(fresh)
+        return thinned([*options, *(self.option(each.decided(self.call.program)) for each in fresh)])
 
     def _corners(self, options: Sequence[Option]) -> list[Option]:
         """Return a few options of all costs, and those of the fewest bytes."""
@@ -370,7 +389,7 @@ def _kept(program: BlockProgram, decision: Decision) -> frozenset[int]:
 
 def _neighbours(
     program: BlockProgram, options: Sequence[Option], movable: frozenset[int], fleeting: frozenset[int]
-) -> Iterable[_Fates]:
+) -> Iterable[Fates]:
     """Yield the decisions that keep one storage more or less, or move one more or less to the host.
 
     Also those that make one more or less anew for each reader.
@@ -379,18 +398,18 @@ def _neighbours(
     alike = list(map(bits_of, program.alike))
     may_move, may_pass = bits_of(movable), bits_of(fleeting)
     for option in options:
-        fates = _Fates.of(program, option.decision)
+        fates = Fates.of(program, option.decision)
         for kept, moved in _near(program, alike, fates, may_move):
             held = program.completed_bits(kept, moved)
-            yield _Fates(held, moved, fates.again & ~(held | moved))
+            yield Fates(held, moved, fates.again & ~(held | moved))
         anew = may_pass & ~(fates.keep | fates.moved)
         for part in alike:
             if not part & ~anew:
-                yield _Fates(fates.keep, fates.moved, fates.again ^ part)
+                yield Fates(fates.keep, fates.moved, fates.again ^ part)
 
 
 def _near(
-    program: BlockProgram, alike: Sequence[int], fates: _Fates, movable: int
+    program: BlockProgram, alike: Sequence[int], fates: Fates, movable: int
 ) -> Iterable[tuple[int, int]]:
     """Yield what is kept and what is on the host, one storage more or less."""
     runs, (keep, moved, _) = program.runs, fates

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +23,7 @@ from strategies.budget.planning.block_choice import (
     cheapest,
     smallest_budget,
 )
-from strategies.budget.planning.block_options import CallOptions, Option
+from strategies.budget.planning.block_options import CallOptions, Fates, Option, thinned
 from strategies.budget.planning.block_program import PlannedCall, planned_call
 from strategies.budget.planning.chains import Chains
 from strategies.budget.planning.group_options import GroupOption, Groups
@@ -55,6 +55,9 @@ _ATTEMPTS = 6
 _CLOSE = 0.001
 """Budgets that the programme over blocks is given, and the share of a step's FLOPs above the bound that ends
 the search for another one."""
+
+_REFINEMENTS = 12
+"""Times that decisions next to the chosen ones are tried, while plans get cheaper."""
 
 _MOST_CHAINS = 24
 """Chains that are not equal to another one and are searched for options."""
@@ -200,8 +203,9 @@ class Planner:
         Raises:
             BudgetBelowMinimum: no plan that was found keeps it.
         """
-        least = self._choice(budget_bytes)
-        chosen = self._faster(least, budget_bytes) if self._objective == "both" else least
+        least, stages, spans = self._refined(self._choice(budget_bytes), budget_bytes)
+        is_both = self._objective == "both"
+        chosen = self._faster(least, budget_bytes, stages, spans) if is_both else least
         effects = [each.effect for each in chosen]
         return Plan(
             stages=self.stages,
@@ -289,8 +293,7 @@ class Planner:
         Where the host has little room, few of the states with bytes there are compared: so one that has none
         there may be cheaper.
         """
-        least = self.least_flops(budget_bytes, enough=0.0).of_autograd
-        enough = np.inf if self._objective == "time" else least + _CLOSE * self.step_flops
+        enough = self._enough(budget_bytes)
         found = [
             self._within(budget_bytes, self._stages, self._spans, host_bytes, enough)
             for host_bytes in sorted({0, self._host_bytes})
@@ -303,6 +306,61 @@ class Planner:
         raise BudgetBelowMinimum(
             budget_bytes, self.minimum_feasible_bytes, self.bound.minimum_bytes(), self.limits()
         )
+
+    def _enough(self, budget_bytes: int) -> float:
+        """Return the cost of a choice that is worth no search for a cheaper one."""
+        if self._objective == "time":
+            return np.inf
+        return self.least_flops(budget_bytes, enough=0.0).of_autograd + _CLOSE * self.step_flops
+
+    def _refined(
+        self, least: list[Chosen], budget_bytes: int
+    ) -> tuple[list[Chosen], Sequence[Stage], Sequence[Span]]:
+        """Return a cheaper choice of decisions next to the chosen ones, and stages and spans with these."""
+        stages, spans, enough = list(self._stages), list(self._spans), self._enough(budget_bytes)
+        tried = defaultdict[object, set[Fates]](set)
+        for _ in range(_REFINEMENTS):
+            if self._cost_of_choice(least) <= enough:
+                break
+            self._extend(stages, spans, least, tried)
+            found = self._within(budget_bytes, stages, spans, self._host_bytes, enough)
+            if found is None or self._cost_of_choice(found) >= self._cost_of_choice(least):
+                break
+            least = found
+        return least, stages, spans
+
+    def _extend(
+        self,
+        stages: list[Stage],
+        spans: list[Span],
+        chosen: Sequence[Chosen],
+        tried: Mapping[object, set[Fates]],
+    ) -> None:
+        """Enter options next to the chosen ones, of all blocks and chains that are equal."""
+        taken: dict[object, dict[Decision, Option]] = {}
+        for each in chosen:
+            if each.option is not None and not each.option.decision.is_rerun:
+                number = next((n for n, own in self._chains.items() if own.call is each.chain), None)
+                caller = self._callers[self._call_of(each.start)] if number is None else self._chains[number]
+                taken.setdefault(caller.key, {})[each.option.decision] = each.option
+        found: dict[object, list[Option]] = {}
+
+        def extended(caller: CallOptions, options: Sequence[Option]) -> Sequence[Option]:
+            key = caller.key
+            if key not in taken:
+                return options
+            if key not in found:
+                found[key] = caller.refined([], list(taken[key].values()), tried[key])
+            return thinned([*options, *found[key]])
+
+        for start, stage in enumerate(stages):
+            caller = self._callers[self._call_of(start)]
+            if len(stage.options) > 1:  # something is decided about it
+                stages[start] = replace(stage, options=extended(caller, stage.options))
+        for number, span in enumerate(spans):
+            if isinstance(span, Chained):
+                options = extended(self._chains[number], span.stage.options)
+                spans[number] = replace(span, stage=replace(span.stage, options=options))
 
     def _within(
         self,
@@ -321,7 +379,7 @@ class Planner:
         low, high, target = 0, 2 * budget_bytes, budget_bytes
         for _ in range(_ATTEMPTS):
             choices = cheapest(stages, target, host_bytes, spans)
-            chosen = None if choices is None else self._chosen(choices)
+            chosen = None if choices is None else self._chosen(choices, stages, spans)
             spare = 0 if chosen is None else budget_bytes - self._peak_bytes(chosen)
             if chosen is not None and spare >= 0:
                 best = chosen if best is None else min(best, chosen, key=self._cost_of_choice)
@@ -335,7 +393,9 @@ class Planner:
             target = target + spare if low < target + spare < high else (low + high) // 2
         return best
 
-    def _faster(self, least: list[Chosen], budget_bytes: int) -> list[Chosen]:
+    def _faster(
+        self, least: list[Chosen], budget_bytes: int, stages: Sequence[Stage], spans: Sequence[Span]
+    ) -> list[Chosen]:
         """Return a choice of nearly the FLOPs of the cheapest that spares time; the cheapest where none does.
 
         Of groups, whose operators run twice and are followed twice, none is tried.
@@ -346,11 +406,11 @@ class Planner:
             return least
         for price in _PRICES:
             in_flops = price * self.step_flops / max(self.step_s, _TIE)
-            chains = [span for span in self._spans if isinstance(span, Chained)]  # the first ones
-            priced = _priced([*self._stages, *(chain.stage for chain in chains)], in_flops)
-            count = len(self._stages)
-            spans = [replace(chain, stage=stage) for chain, stage in zip(chains, priced[count:], strict=True)]
-            found = self._within(budget_bytes, priced[:count], spans, self._host_bytes)
+            chains = [span for span in spans if isinstance(span, Chained)]  # the first ones
+            priced = _priced([*stages, *(chain.stage for chain in chains)], in_flops)
+            count = len(stages)
+            faster = [replace(chain, stage=each) for chain, each in zip(chains, priced[count:], strict=True)]
+            found = self._within(budget_bytes, priced[:count], faster, self._host_bytes)
             if found is None:
                 continue
             found_flops, found_s = _work(found)
@@ -365,22 +425,24 @@ class Planner:
             smallest = smallest_budget(self._stages, host_bytes, self._spans)
             choices = cheapest(self._stages, smallest, host_bytes, self._spans)
             if choices is not None:  # else among states that were left out of many
-                found.append(self._chosen(choices))
+                found.append(self._chosen(choices, self._stages, self._spans))
         return min(found, key=self._peak_bytes)
 
     def _untouched(self) -> list[Chosen]:
         """Return the choice that leaves every block as it is."""
         return [self._decided(start, PLAIN) for start in range(len(self._stages))]
 
-    def _chosen(self, choices: Sequence[Choice]) -> list[Chosen]:
+    def _chosen(
+        self, choices: Sequence[Choice], stages: Sequence[Stage], spans: Sequence[Span]
+    ) -> list[Chosen]:
         """Return the options of all calls, each with its effect in its own call."""
-        return list(map(self._chosen_one, choices))
+        return [self._chosen_one(each, stages, spans) for each in choices]
 
-    def _chosen_one(self, choice: Choice) -> Chosen:
+    def _chosen_one(self, choice: Choice, stages: Sequence[Stage], spans: Sequence[Span]) -> Chosen:
         start = choice.start
         if choice.span is None:
-            return self._decided(start, self._stages[start].options[choice.option].decision)
-        span = self._spans[choice.span]
+            return self._decided(start, stages[start].options[choice.option].decision)
+        span = spans[choice.span]
         if isinstance(span, Group):
             return self._grouped(choice, span.options[choice.option])
         caller = self._chains[choice.span]

@@ -131,7 +131,7 @@ class ScheduledPlanner(Planner):
         target = max(budget_bytes, fits)
         for _ in range(_ATTEMPTS):
             choices = cheapest(stages, target)
-            chosen = None if choices is None else self._chosen(choices)
+            chosen = None if choices is None else self._chosen(choices, stages, ())
             spare = -1 if chosen is None else budget_bytes - self._peak_bytes(chosen)
             if chosen is not None and spare >= 0:
                 fits = target
@@ -153,7 +153,7 @@ class ScheduledPlanner(Planner):
             choices = cheapest(stages, target, others)
             if choices is None:
                 break
-            chosen = self._chosen(choices)
+            chosen = self._chosen(choices, stages, ())
             spare = budget_bytes - self._peak_bytes(chosen)
             if spare >= 0:
                 return chosen
@@ -171,7 +171,7 @@ class ScheduledPlanner(Planner):
             for stages, others in ways + [(beside, others) for others in _shares(beside)]:
                 choices = cheapest(stages, smallest_budget(stages, others), others)
                 if choices is not None:
-                    found.append(self._chosen(choices))
+                    found.append(self._chosen(choices, stages, ()))
         return min(found, key=self._peak_bytes)
 
     def _beside(self, stages: Sequence[Stage], moment: int) -> list[Stage]:

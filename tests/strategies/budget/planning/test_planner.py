@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from strategies.budget.planning.lower_bound import LowerBound
 from strategies.budget.planning.planner import BudgetBelowMinimum, Planner
 from strategies.budget.planning.simulation import Decision
 from strategies.step.step_graph import StepGraph
+from tests.strategies.budget.planning.test_enumeration import Blocks, Residual, linear
 from tests.strategies.budget.small_steps import WIDTH, Gated, GatedBlock
 from tests.strategies.step.test_plan_capture import captured
 
@@ -73,6 +75,22 @@ def test_little_room_on_the_host_makes_no_plan_dearer(host_bytes: int, dropout: 
     plans = [(found.plan(budget), without.plan(budget)) for budget in budgets]
     assert all(plan.extra_flops <= dearest.extra_flops for plan, dearest in plans)
     assert all(plan.offloaded_bytes <= host_bytes for plan, _ in plans)
+
+
+def test_decisions_next_to_those_of_a_plan_make_it_cheaper(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = [
+        nn.Sequential(
+            Residual(nn.Sequential(linear(a, 2 * b), nn.GELU(), linear(2 * b, a))), linear(a, b), nn.Tanh()
+        )
+        for a, b in pairwise((16, 48, 32, 64, 24, 80, 16))
+    ]
+    found = Planner(captured(Blocks(blocks), torch.randn(256, 16)))
+    budget = int(0.765 * found.minimum_feasible_bytes + 0.25 * found.plain_peak_bytes)
+    plan = found.plan(budget)
+    assert plan.predicted_peak_bytes <= budget
+    assert plan.extra_flops <= plan.lower_bound_autograd_flops + 1
+    monkeypatch.setattr("strategies.budget.planning.planner._REFINEMENTS", 0)
+    assert found.plan(budget).extra_flops > plan.extra_flops
 
 
 def test_a_budget_that_needs_nothing_gives_a_plain_plan() -> None:
