@@ -160,6 +160,7 @@ class GroupedTape(BlockTape):
             home = StorageHome(tensor, dense, link.home.latest, _LINK)
             home.let_go(dense)
             self._homes[key_of(dense)] = home
+            self._second.members[-2].wanted.append(weakref.ref(home.latest))
 
     def resume(self, inputs: Iterable[Tensor]) -> None:
         """Go on with the next module of the call, and take over what the block before hands on to it."""
@@ -185,11 +186,13 @@ class GroupedTape(BlockTape):
         self._second.links = links
 
     def finish(self) -> None:
-        """Let go of everything but what tickets need, and say what the second forward shall make."""
-        links = [link.home.latest for link in self._second.links.values()]
+        """Let go of everything but what tickets need, and say what the second forward shall make.
+
+        What is handed on belongs to it where the next block takes it over.
+        """
         kept = [home.latest for home in self._homes.values() if home.address in self._later]
         member = self._second.members[-1]
-        member.wanted = [weakref.ref(content) for content in dict.fromkeys([*links, *kept])]
+        member.wanted = [weakref.ref(content) for content in kept]
         member.tickets = self._tickets
         if self._writer is not None:
             made = (link.home.address for link in self._second.links.values())

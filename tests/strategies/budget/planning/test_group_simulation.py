@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from strategies.budget.eager.carrying_out import enclose
 from strategies.regions.blocks import ModelModules
 from tests.strategies.budget.eager.test_carried_out import trained
 from tests.strategies.budget.planning.grouping_by_hand import grouped
-from tests.strategies.budget.small_steps import WIDTH, Gated, measured_peak_bytes, step_of
+from tests.strategies.budget.small_steps import WIDTH, Gated, WithBlocks, measured_peak_bytes, step_of
 from tests.strategies.step.test_plan_capture import captured
 
 ROWS = {
@@ -33,4 +34,41 @@ def test_predicted_bytes_and_flops_are_measured(
     (expected, _), (found, flops) = trained(Gated(dropout), x), trained(planned, x)
     assert all(map(torch.equal, expected, found))
     assert flops == graph.flops + plan.extra_flops
+    assert measured_peak_bytes(planned, [x], step_of(planned, x)) == plan.predicted_peak_bytes
+
+
+class TwoResults(nn.Module):
+    """Gives a second tensor, which the next block does not take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.inner(x)
+        return (x + y).sin() * x, y
+
+
+class AddsUp(WithBlocks):
+    """Adds up the second results of its blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(TwoResults() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, total = x * 1, torch.zeros(())
+        for block in self.layers:
+            x, y = block(x)
+            total = total + y.mean()
+        return x + total
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_what_the_next_block_does_not_take_is_not_held_for_it(share: float) -> None:
+    x = torch.randn(2, 8, WIDTH)
+    plan = grouped(captured(AddsUp(), x), [(0, 3)], share)
+    planned = AddsUp()
+    enclose(plan, ModelModules(blocks=planned.blocks))
     assert measured_peak_bytes(planned, [x], step_of(planned, x)) == plan.predicted_peak_bytes
