@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import (
 
 from strategies.estimate.liveness import key_of
 from strategies.estimate.patched import Wrappings
-from strategies.estimate.tensors import alias_of, plain_tensors, tensors_in
+from strategies.estimate.tensors import alias_of, plain_tensors_in
 from strategies.step.operator_mode import OperatorMode
 from strategies.step.position import running_node, sequence_number
 
@@ -94,7 +94,7 @@ class AsUnwatched(OperatorMode):
         if func is _aten.add.Tensor and self._is_accumulation(node, args):
             return _accumulated(*args, sole_owner=self._sole_owner)
         result = _IN_PLACE.get((node.name(), func), func)(*args, **kwargs)
-        self._made_by_node |= {key_of(tensor) for tensor in plain_tensors(tensors_in(result))}
+        self._made_by_node |= set(map(key_of, plain_tensors_in(result)))
         return result
 
     def _attend(self, attention: Callable[..., Tensor], /, *args: Any, **kwargs: Any) -> Tensor:

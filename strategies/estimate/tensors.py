@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import (
     _disable_current_modes,
     is_traceable_wrapper_subclass,
@@ -19,6 +20,9 @@ from torch.utils._python_dispatch import (
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, type, ModuleType, np.generic)
 _IN_ORDER = (list, tuple, deque, AbstractSet, MappingView)
+_DENSE = frozenset({Tensor, nn.Parameter, FakeTensor})
+"""Types of tensors that are no wrappers, as their layout says no sparse ones either."""
+
 _PARTS = {
     torch.sparse_coo: ("_indices", "_values"),
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),
@@ -43,6 +47,28 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
             yield from tensors_in(getattr(value, field.name))
+
+
+def plain_tensors_in(value: Any) -> list[Tensor]:
+    """Return the plain tensors of nested mappings, sequences and dataclasses, as `plain_tensors` does.
+
+    Asked for each operator of a watched step, whose arguments are mostly dense tensors and numbers.
+    """
+    found: list[Tensor] = []
+    _add_plain(value, found)
+    return found
+
+
+def _add_plain(value: Any, found: list[Tensor]) -> None:
+    kind = type(value)
+    if kind in _DENSE and value.layout is torch.strided:
+        found.append(value)
+    elif kind is tuple or kind is list:
+        for item in value:
+            if type(item) not in _ATOMS:
+                _add_plain(item, found)
+    else:
+        found.extend(plain_tensors(tensors_in(value)))
 
 
 def tensors_written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:

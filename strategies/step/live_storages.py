@@ -21,7 +21,7 @@ from torch.utils.weak import TensorWeakRef
 from strategies.estimate.host import allocating_on_host
 from strategies.estimate.liveness import NUMBER_BYTES, hidden_bytes, key_of, numbers_bytes, promoted_numbers
 from strategies.estimate.patched import replaced
-from strategies.estimate.tensors import plain_tensors, tensors_in
+from strategies.estimate.tensors import plain_tensors_in
 from strategies.step.ledger import Kind, Ledger, Life
 from strategies.step.operator_mode import OperatorMode
 from strategies.step.position import Position
@@ -128,7 +128,7 @@ class LiveStorages(OperatorMode):
         """Run `func` and enter what it made; return its result and the plain tensors that it touched."""
         self._settle_numbers()
         self._source = self._position.source
-        operands = list(plain_tensors(tensors_in((args, kwargs))))
+        operands = plain_tensors_in((args, kwargs))
         if func is not _aten.lift_fresh.default:  # whose operand `torch.tensor` has just made
             # DDP's buckets stood unseen; what dies before the step ends, gloo made for itself
             self._seen_late |= self.add_standing(operands)
@@ -136,7 +136,7 @@ class LiveStorages(OperatorMode):
             self._probe.begin()
         result = func(*args, **kwargs)
         excess_bytes = 0 if self._probe is None else self._probe.excess_bytes()
-        results = list(plain_tensors(tensors_in(result)))
+        results = plain_tensors_in(result)
         self._enter_results(func, args, results)
         if excess_bytes > 0:
             # a call from Python promotes numbers once more, which the probe has seen
@@ -150,7 +150,7 @@ class LiveStorages(OperatorMode):
         if self._position.is_accumulating and func in _GRADIENT_MAKERS:
             self.ledger.mark(self.numbers(results), Kind.GRADIENT)
         if self._position.is_accumulating and func is _aten.add_.Tensor:  # to that of a micro-batch before
-            self.ledger.mark(self.numbers(plain_tensors(tensors_in(args[1:2]))), Kind.GRADIENT)
+            self.ledger.mark(self.numbers(plain_tensors_in(args[1:2])), Kind.GRADIENT)
         numbers = promoted_numbers(func, args)
         if numbers and (self._position.node not in _NUMBER_READERS or self._position.is_recomputing):
             self._enter_numbers(str(func), numbers, results[0])

@@ -20,7 +20,7 @@ from strategies.estimate.collectives import collective_name, payload_bytes
 from strategies.estimate.flops import called, flops_of, is_causal, is_uncounted, repeated_scores
 from strategies.estimate.liveness import key_of
 from strategies.estimate.operator_cost import outer_sizes_of
-from strategies.estimate.tensors import plain_tensors, tensors_in
+from strategies.estimate.tensors import plain_tensors, plain_tensors_in, tensors_in
 from strategies.step.live_storages import LiveStorages, Touched, WorkspaceProbe
 from strategies.step.operator_facts import facts_of
 from strategies.step.position import Position
@@ -165,10 +165,11 @@ class StepRecorder(LiveStorages):
             if number is not None and number not in self._makes and number not in reads:
                 made[number] = place
         self._makes |= made.keys()
-        written = list(plain_tensors(tensors_in(list(facts_of(func).written(args, kwargs)))))
+        facts = facts_of(func)
+        written = plain_tensors_in(list(facts.written(args, kwargs))) if facts.writes else []
         operator, given = called(func, args)
         if given is not args:
-            touched = touched._replace(operands=list(plain_tensors(tensors_in((given, kwargs)))))
+            touched = touched._replace(operands=plain_tensors_in((given, kwargs)))
         work = self._work(partial(operator, *given, **kwargs), result, touched, written)
         return result, RecordedOperator(
             work=self._known.setdefault(work, work),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
+from torch.testing._internal.two_tensor import TwoTensor
 
+from strategies.estimate.tensors import plain_tensors, plain_tensors_in, tensors_in
 from strategies.step.ledger import Kind, is_activation
 from strategies.step.live_storages import LiveStorages
 from strategies.step.position import Position
@@ -60,3 +64,44 @@ def test_memory_of_another_device_is_host_memory() -> None:
         kept = torch.ones(4, 8).sin()
     assert kept.device.type == "cpu"
     assert [life.on_host for life in live.ledger.lives] == [True, True]
+
+
+@dataclass
+class Held:
+    tensor: Tensor
+    name: str = "held"
+
+
+def _values() -> dict[str, Any]:
+    x = torch.arange(6.0)
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(x)
+    return {
+        "a tensor": x,
+        "a parameter": nn.Parameter(x),
+        "a fake tensor": fake,
+        "a buffer": nn.Buffer(x),
+        "a sparse tensor": x.to_sparse(),
+        "a wrapper": TwoTensor(x, x + 1),
+        "operands": ((x, [x + 1, None], 2, "mean"), {"weight": x * 2, "eps": 1e-5}),
+        "a named tuple": torch.return_types.max((x, x.long())),
+        "sizes": x.size(),
+        "a dataclass": [Held(x), Held],
+        "a number": 3,
+        "nothing": None,
+    }
+
+
+@pytest.mark.parametrize("name", _values())
+def test_plain_tensors_of_operands(name: str) -> None:
+    value = _values()[name]
+
+    def described(tensors: list[Tensor]) -> list[object]:
+        return [(type(each), each.dtype, each.shape, each.untyped_storage()._cdata) for each in tensors]
+
+    if "sparse" in name:  # whose parts are made when they are asked for
+        assert [each.tolist() for each in plain_tensors_in(value)] == [
+            each.tolist() for each in plain_tensors(tensors_in(value))
+        ]
+    else:
+        assert described(plain_tensors_in(value)) == described(list(plain_tensors(tensors_in(value))))

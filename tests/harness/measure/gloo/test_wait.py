@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import FakeWork
-from torch._ops import OpOverloadPacket
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -246,23 +246,34 @@ def test_a_buffer_that_only_the_backend_holds_is_neither_saved_nor_in_the_peak()
     assert asdict(late) == asdict(at_once)
 
 
+_WATCHED: list[tuple[Any, str]] = [
+    (dist.Work, "wait"),
+    (dist.Work, "get_future"),
+    (dist.Work, "result"),
+    (dist, "_broadcast_coalesced"),
+    (dist.ProcessGroup, "allreduce"),
+    (OpOverloadPacket, "__call__"),
+    (OpOverload, "__call__"),
+]
+
+
+def test_without_a_group_no_call_is_followed() -> None:
+    assert not dist.is_initialized()
+    before = [vars(owner).get(name) for owner, name in _WATCHED]
+    with settled_collectives():
+        assert [vars(owner).get(name) for owner, name in _WATCHED] == before
+
+
+@pytest.mark.usefixtures("group")
 def test_nothing_is_left_behind() -> None:
-    watched = [
-        (dist.Work, "wait"),
-        (dist.Work, "get_future"),
-        (dist.Work, "result"),
-        (dist, "_broadcast_coalesced"),
-        (dist.ProcessGroup, "allreduce"),
-        (OpOverloadPacket, "__call__"),
-    ]
-    before = [vars(owner).get(name) for owner, name in watched]
+    before = [vars(owner).get(name) for owner, name in _WATCHED]
     with settled_collectives():
         assert all(
-            vars(owner).get(name) is not there for (owner, name), there in zip(watched, before, strict=True)
+            vars(owner).get(name) is not there for (owner, name), there in zip(_WATCHED, before, strict=True)
         )
     with pytest.raises(KeyError), settled_collectives():
         raise KeyError
-    assert [vars(owner).get(name) for owner, name in watched] == before
+    assert [vars(owner).get(name) for owner, name in _WATCHED] == before
 
 
 @pytest.fixture(scope="module")
