@@ -117,7 +117,10 @@ def effect_of(
     """
     schedule = Schedule.of(call, decision)
     effect = effect_of_schedule(schedule, 0 if decision.is_plain else random_state_bytes)
-    effect.host_bytes = call.program.runs.bytes_of(reduce(or_, schedule.fetched.values(), 0))
+    runs = call.program.runs
+    # results that nobody goes on with die after forward: what their nodes have saved is copied first
+    lingering = (each for each in decision.offload if call.dropped.get(each, -1) >= call.end)
+    effect.host_bytes = runs.bytes_of(reduce(or_, schedule.fetched.values(), runs.bits_of(lingering)))
     if effect.host_bytes:
         window_s = sum(unit.seconds for unit in call.program.units)
         effect.wait_s = machine.offload_s(effect.host_bytes, window_s)

@@ -103,6 +103,43 @@ class SortedBlock(WithBlocks):
         return outputs
 
 
+class Unused(nn.Module):
+    """Gives a second result, which nobody goes on with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.inner(x)
+        return y.tanh(), y.square().mean()
+
+
+class UnusedBlock(WithBlocks):
+    """One block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Unused()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.layers[0](x)[0]
+        return outputs
+
+
+def test_what_is_saved_for_an_unused_result_is_counted_on_the_host() -> None:
+    model, x = UnusedBlock(), torch.randn(64, WIDTH)
+    graph = captured(model, x)
+    call = planned_call(graph, graph.calls[0])
+    caller = CallOptions(graph, call, lambda effect: effect.flops, random_state_bytes=5056)
+    option = caller.option(Decision(keep=frozenset({1}), offload=frozenset({0})))
+    ledger = HostLedger()
+    plan = block_plan(call, option)
+    enclose(model.blocks["layers.0"], PlannedModule(block=PlannedBlock(plan=plan, ledger=ledger)))
+    assert measured_peak_bytes(model, [x], step_of(model, x)) == peak_bytes(graph, [option.effect])
+    assert ledger.offloaded_bytes == option.effect.host_bytes == x.nbytes
+
+
 def test_every_fate_of_each_saved_value_has_the_predicted_bytes() -> None:
     model, x = SortedBlock(), torch.randn(64, WIDTH)
     graph = captured(model, x)
