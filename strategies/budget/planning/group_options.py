@@ -34,12 +34,14 @@ class GroupOption:
         highest_bytes: highest total of the step while forward and backward of its blocks run.
         left_bytes: bytes that wait for backward.
         cost: cost of what runs again.
+        total: highest total of its backward, beyond what is there when the second forward begins.
     """
 
     keeps: tuple[frozenset[int], ...]
     highest_bytes: int
     left_bytes: int
     cost: float
+    total: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,7 +139,7 @@ class Groups:
                 end = start + length - 1
                 if end >= len(self._callers) or not all(self._may_join[start + 1 : end + 1]):
                     break
-                options = self._options_of(start, end)
+                options = self.options_of(start, end)
                 if options:
                     yield start, end, options
 
@@ -181,7 +183,13 @@ class Groups:
         made = {storage: number for number, storage in enumerate(before.storages)}
         return {-1 - number: made[storage] for number, storage in enumerate(outer) if storage in made}
 
-    def _options_of(self, start: int, end: int) -> list[GroupOption]:
+    def options_of(self, start: int, end: int, between: tuple[int, int] | None = None) -> list[GroupOption]:
+        """Return the options of a group.
+
+        Args:
+            start, end: its first and its last call.
+            between: the totals of the first and the last option; all that there are if `None`.
+        """
         members = self.members(start, end)
         moment = first_ask(members)
         held = self._graph.held_bytes
@@ -195,9 +203,9 @@ class Groups:
             self._choices_of(index, member, moment)
             for index, member in zip(range(start, end + 1), members, strict=True)
         ]
-        key = (*map(id, choices), *bases)
+        key = (*map(id, choices), *bases, between)
         if key not in self._known:
-            self._known[key] = list(_chosen(choices, bases))
+            self._known[key] = list(_chosen(choices, bases, between))
         found = self._known[key]
         return [_with_forward(each, forwards, now) for each in found]
 
@@ -253,13 +261,17 @@ def _thinned(rows: Sequence[_Row]) -> list[_Row]:
         slack = 2 * slack or 0.002
 
 
-def _chosen(choices: Sequence[_Choices], bases: Sequence[int]) -> Iterator[_Kept]:
-    """Yield the cheapest choices of a group within totals from the smallest to that of the cheapest one."""
-    least, cheapest = _best(choices, bases, None), _best(choices, bases, np.iinfo(np.int64).max)
-    assert least is not None, "without a limit there is a choice"
-    assert cheapest is not None, "and here"
+def _chosen(
+    choices: Sequence[_Choices], bases: Sequence[int], between: tuple[int, int] | None
+) -> Iterator[_Kept]:
+    """Yield the cheapest choices of a group within totals, from the smallest to that of the cheapest one."""
+    if between is None:
+        least, cheapest = _best(choices, bases, None), _best(choices, bases, np.iinfo(np.int64).max)
+        assert least is not None, "without a limit there is a choice"
+        assert cheapest is not None, "and here"
+        between = least[1], max(cheapest[1], least[1])
     seen: set[tuple[int, ...]] = set()
-    for total in np.linspace(least[1], max(cheapest[1], least[1]), _TOTALS).astype(np.int64):
+    for total in np.linspace(*between, _TOTALS).astype(np.int64):
         found = _best(choices, bases, int(total))
         if found is None or tuple(found[0]) in seen:
             continue
@@ -286,7 +298,9 @@ def _with_forward(kept: _Kept, forwards: Sequence[int], now: int) -> GroupOption
     for start, forward, added in zip(forwards, kept.forward, kept.left, strict=True):
         highest = max(highest, left + forward + start)
         left += added
-    return GroupOption(keeps=kept.keeps, highest_bytes=highest, left_bytes=left, cost=kept.cost)
+    return GroupOption(
+        keeps=kept.keeps, highest_bytes=highest, left_bytes=left, cost=kept.cost, total=kept.highest
+    )
 
 
 def _best(

@@ -361,6 +361,19 @@ class Planner:
             if isinstance(span, Chained):
                 options = extended(self._chains[number], span.stage.options)
                 spans[number] = replace(span, stage=replace(span.stage, options=options))
+            else:
+                spans[number] = self._finer(span, chosen)
+
+    def _finer(self, group: Group, chosen: Sequence[Chosen]) -> Group:
+        """Return a group with options between a chosen one of it and the next larger one, if there are."""
+        keeps = [each.keeps for each in chosen if each.start == group.start]
+        totals = [each.total for each in group.options if each.keeps in keeps]
+        above = [each.total for each in group.options if totals and each.total > min(totals)]
+        if not above:
+            return group
+        assert self._groups is not None, "it has found the group"
+        finer = self._groups.options_of(group.start, group.end - 1, (min(totals), min(above)))
+        return replace(group, options=[*group.options, *finer])
 
     def _within(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 
 import pytest
 import torch
@@ -123,3 +124,14 @@ def test_blocks_of_which_each_reads_what_the_one_before_makes(
 ) -> None:
     found = groups_of(captured(model(), X.clone()))
     assert [(start, end) for start, end, _ in found.all()] == spans
+
+
+def test_there_are_options_between_two_of_a_group() -> None:
+    found = planners()[1]._groups
+    assert found is not None
+    pairs = [(start, end, pair) for start, end, options in found.all() for pair in pairwise(options)]
+    start, end, (low, high) = max(pairs, key=lambda each: each[2][0].cost - each[2][1].cost)
+    finer = found.options_of(start, end, (low.total, high.total))
+    assert all(low.total <= each.total <= high.total for each in finer)
+    assert all(low.cost >= each.cost >= high.cost for each in finer)
+    assert len(finer) > 2
