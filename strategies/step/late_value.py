@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from strategies.base import StrategyError
+from strategies.regions.saved_tensors import Hooks, hooks_around
 from strategies.regions.split_backward import runs_again
 from strategies.regions.versions import Version, alias_of_plain
 from strategies.step.memory_layout import MemoryLayout
@@ -61,14 +62,16 @@ class JustSaved:
         values: they, each with the identity of its storage.
     """
 
-    __slots__ = ("_identify", "values")
+    __slots__ = ("_hooks", "_identify", "values")
 
     def __init__(self, identify: Callable[[Tensor], int | None]) -> None:
         self._identify = identify
+        self._hooks: Hooks | None = None
         self.values: list[tuple[MayBeLate, int]] = []
 
     def add(self, saved: MayBeLate, identity: int) -> None:
         """Take note of what was saved, with the identity of its storage."""
+        self._hooks = hooks_around()
         self.values.append((saved, identity))
 
     def clear(self) -> None:
@@ -76,10 +79,13 @@ class JustSaved:
         self.values.clear()
 
     def before(self, func: Any, args: Sequence[Any]) -> None:
-        """Mark what backward reads late, if the node of an operator that runs now reads it once."""
+        """Mark what backward reads late, if the node of an operator that runs now reads it once.
+
+        What a checkpoint in a block saves, its own hooks get; those of the block get its inputs.
+        """
         if not self.values:
             return
-        factors = factors_of(func, args)
+        factors = factors_of(func, args) if self._hooks == hooks_around() else []
         latest = self.values[-len(factors) :]
         self.values.clear()
         if factors and are_large([saved.layout for saved, _ in latest]):

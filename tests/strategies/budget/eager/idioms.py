@@ -416,6 +416,10 @@ BETWEEN: dict[str, tuple[Between, Parts]] = {
         lambda b, h: checkpoint(lambda given: b.linear(given).sin().exp(), h, use_reentrant=False),
         only("linear", linear),
     ),
+    "a checkpoint whose input is read several times": (
+        lambda b, h: checkpoint(lambda given: given.sin() * given, b.linear(h).exp(), use_reentrant=False),
+        only("linear", linear),
+    ),
     "a reentrant checkpoint": (
         lambda b, h: checkpoint(lambda given: b.linear(given).sin().exp(), h, use_reentrant=True),
         only("linear", linear),
