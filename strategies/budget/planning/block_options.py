@@ -290,12 +290,12 @@ def _highest(effect: Effect, held: npt.NDArray[np.int64], start: int) -> int:
     moments = np.fromiter(gains, np.int64, len(gains)) - start
     weights = np.fromiter(gains.values(), np.float64, len(gains))
     changes = np.bincount(np.minimum(np.maximum(moments, 0), count), weights, count)[:count]
-    totals = held + np.cumsum(changes)
-    at = np.fromiter(peaks, np.int64, len(peaks)) - start
-    within = np.fromiter(peaks.values(), np.float64, len(peaks))
-    inside = (at >= 0) & (at < count)
-    highest = (totals[at[inside]] + within[inside]).max(initial=0.0)
-    return int(max(totals.max(), highest))
+    totals = changes.cumsum() + held
+    highest = max(0, int(np.maximum.reduce(totals)))
+    for moment, peak in peaks.items():
+        if 0 <= moment - start < count:
+            highest = max(highest, int(totals[moment - start]) + peak)
+    return highest
 
 
 @lru_cache(maxsize=8)
@@ -327,7 +327,7 @@ def _undominated(options: list[Option], *, slack: float) -> list[Option]:
     span = slack * (rows.max(axis=0) - rows.min(axis=0)) if slack else 0.0
     chosen: list[int] = []
     for index in range(len(options)):
-        if not chosen or not np.any(np.all(rows[chosen] <= rows[index] + span, axis=1)):
+        if not (rows[chosen] <= rows[index] + span).all(axis=1).any():
             chosen.append(index)
     # thinning must not lose what fits the least
     return [options[index] for index in sorted({*chosen, *_smallest(rows)})]
