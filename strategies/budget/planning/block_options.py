@@ -66,7 +66,7 @@ class Option:
 
 
 class Fates(NamedTuple):
-    """What a decision but the plain one says, as bits: the search tries few of those that it thinks of."""
+    """A decision that is not plain, as bits: the search tries few of those that it thinks of."""
 
     keep: int
     moved: int
@@ -74,7 +74,7 @@ class Fates(NamedTuple):
 
     @classmethod
     def of(cls, program: BlockProgram, decision: Decision) -> Fates:
-        """Return what a decision says; of the plain one, to keep what it does."""
+        """Return a decision as bits; the plain one keeps all that autograd saves."""
         sets = _kept(program, decision), decision.offload, decision.again
         return cls(*map(program.runs.bits_of, sets))
 

@@ -57,7 +57,7 @@ class BlockProgram:
 
     @cached_property
     def runs(self) -> Runs:
-        """What happens while units run, and which have to."""
+        """All that runs of the units, and their bytes meanwhile."""
         return Runs(self.units, self.sizes, len(self.nbytes))
 
     @cached_property
