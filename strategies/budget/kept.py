@@ -66,6 +66,9 @@ class Answers:
     @contextmanager
     def together(self, name: str) -> Iterator[None]:
         """Keep under one name all that is found within the scope."""
+        if self._keeper is None:
+            yield
+            return
         held = self.read(name)
         notes = _Notes(found=dict(held) if isinstance(held, dict) else {})
         with kept_by(notes):

@@ -75,8 +75,9 @@ class JustSaved:
         self.values.append((saved, identity))
 
     def clear(self) -> None:
-        """Hold nothing more."""
+        """Hold nothing more: the hooks may hold who holds this."""
         self.values.clear()
+        self._hooks = None
 
     def before(self, func: Any, args: Sequence[Any]) -> None:
         """Mark what backward reads late, if the node of an operator that runs now reads it once.

@@ -203,11 +203,11 @@ class CallOptions:
     def _identity(self) -> tuple[object, ...]:
         """Equal for callers that find the same options, of this step or of another."""
         prices = self._cost, self._machine, self.taped_s, self._random_state_bytes
-        return self.key, *prices, self._movable
+        return self.key, *prices, self._movable, tuple(self._known)
 
     def answers(self, *question: Any) -> Answers:
         """Return what is known of this call, about its options or what else is asked."""
-        return Answers(self._identity, self._known, question)
+        return Answers(self._identity, question)
 
     def found(self) -> list[Option]:
         """Return what `all` does, found anew."""
@@ -229,16 +229,15 @@ class CallOptions:
                 options = self._extended(options, near, tried)
         return options
 
-    def refined(self, options: Sequence[Option], chosen: Sequence[Option], tried: set[Fates]) -> list[Option]:
-        """Return options with those of decisions next to some chosen ones.
+    def refined(self, chosen: Sequence[Option], tried: set[Fates]) -> list[Option]:
+        """Return the options of decisions next to some chosen ones.
 
         Args:
-            options: all options so far.
-            chosen: some of them.
+            chosen: the options.
             tried: what was tried next to chosen ones before; it is added to.
         """
         near = self._near(chosen, self.call.program.fleeting_chains, tried, 0)
-        return self._extended(options, near, tried)
+        return self._extended([], near, tried)
 
     def _near(
         self, options: Sequence[Option], anew: frozenset[int], tried: set[Fates], number: int

@@ -23,7 +23,7 @@ from strategies.budget.planning.block_choice import (
     cheapest,
     smallest_budget,
 )
-from strategies.budget.planning.block_options import CallOptions, Fates, Option, thinned
+from strategies.budget.planning.block_options import CallOptions, Fates, Option
 from strategies.budget.planning.block_program import PlannedCall, planned_call
 from strategies.budget.planning.chains import Chains
 from strategies.budget.planning.group_options import GroupOption, Groups
@@ -194,6 +194,7 @@ class Planner:
         self.bound = LowerBound(graph, _seconds if objective == "time" else _flops)
         self.autograd_bound = AutogradBound(Backward.captured(graph, self._calls))
         self._least: dict[int, LeastFlops] = {}  # by budget
+        self._jointly: dict[int, float] = {}
         self._smallest = self._choice_of_fewest_bytes()
         self.minimum_feasible_bytes = self._peak_bytes(self._smallest)
 
@@ -240,10 +241,10 @@ class Planner:
             of_autograd = self.autograd_bound.cost(budget_bytes, self._host_bytes)
             self._least[budget_bytes] = LeastFlops(of_any, max(of_any, of_autograd))
         of_any, of_autograd = self._least[budget_bytes]
+        of_autograd = max(of_autograd, self._jointly.get(budget_bytes, 0.0))
         if of_autograd < enough - _CLOSE * self.step_flops:
             jointly = self.autograd_bound.jointly(budget_bytes, self._host_bytes, enough=enough)
-            of_autograd = max(of_autograd, jointly)
-            self._least[budget_bytes] = LeastFlops(of_any, of_autograd)
+            self._jointly[budget_bytes] = of_autograd = max(of_autograd, jointly)
         return LeastFlops(of_any, of_autograd)
 
     def limits(self) -> str:
@@ -288,30 +289,37 @@ class Planner:
             yield _of_call(found, call)
 
     def _choice(self, budget_bytes: int) -> list[Chosen]:
-        """Return the cheapest choice that keeps the budget.
+        """Return the cheapest choice that keeps the budget."""
+        found = self._all_within(budget_bytes, self._stages, self._spans, self._enough(budget_bytes))
+        found += [
+            each for each in (self._untouched(), self._smallest) if self._peak_bytes(each) <= budget_bytes
+        ]
+        if found:
+            return min(found, key=self._cost_of_choice)
+        raise BudgetBelowMinimum(
+            budget_bytes, self.minimum_feasible_bytes, self.bound.minimum_bytes(), self.limits()
+        )
+
+    def _all_within(
+        self, budget_bytes: int, stages: Sequence[Stage], spans: Sequence[Span], enough: float
+    ) -> list[list[Chosen]]:
+        """Return a choice that keeps the budget with values on the host, and one without, where there are.
 
         Where the host has little room, few of the states with bytes there are compared: so one that has none
         there may be cheaper.
         """
-        enough = self._enough(budget_bytes)
         found = [
-            self._within(budget_bytes, self._stages, self._spans, host_bytes, enough)
+            self._within(budget_bytes, stages, spans, host_bytes, enough)
             for host_bytes in sorted({0, self._host_bytes})
         ]
-        found += [
-            each for each in (self._untouched(), self._smallest) if self._peak_bytes(each) <= budget_bytes
-        ]
-        if kept := [each for each in found if each is not None]:
-            return min(kept, key=self._cost_of_choice)
-        raise BudgetBelowMinimum(
-            budget_bytes, self.minimum_feasible_bytes, self.bound.minimum_bytes(), self.limits()
-        )
+        return [each for each in found if each is not None]
 
     def _enough(self, budget_bytes: int) -> float:
         """Return the cost of a choice that is worth no search for a cheaper one."""
         if self._objective == "time":
             return np.inf
-        return self.least_flops(budget_bytes, enough=0.0).of_autograd + _CLOSE * self.step_flops
+        self.least_flops(budget_bytes, enough=0.0)
+        return self._least[budget_bytes].of_autograd + _CLOSE * self.step_flops
 
     def _refined(
         self, least: list[Chosen], budget_bytes: int
@@ -323,8 +331,10 @@ class Planner:
             if self._cost_of_choice(least) <= enough:
                 break
             self._extend(stages, spans, least, tried)
-            found = self._within(budget_bytes, stages, spans, self._host_bytes, enough)
-            if found is None or self._cost_of_choice(found) >= self._cost_of_choice(least):
+            found = min(
+                self._all_within(budget_bytes, stages, spans, enough), key=self._cost_of_choice, default=least
+            )
+            if self._cost_of_choice(found) >= self._cost_of_choice(least):
                 break
             least = found
         return least, stages, spans
@@ -350,8 +360,9 @@ class Planner:
             if key not in taken:
                 return options
             if key not in found:
-                found[key] = caller.refined([], list(taken[key].values()), tried[key])
-            return thinned([*options, *found[key]])
+                near = caller.refined(list(taken[key].values()), tried[key])
+                found[key] = [each for each in near if not each.decision.is_plain]  # no chain is
+            return [*options, *found[key]]
 
         for start, stage in enumerate(stages):
             caller = self._callers[self._call_of(start)]

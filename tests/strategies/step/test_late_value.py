@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -17,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from strategies.budget.plan import BlockPlan
 from strategies.budget.planning.planner import Planner
 from strategies.regions.blocks import ModelModules
-from strategies.step.late_value import LateValue, are_large, factors_of, given
+from strategies.step.late_value import JustSaved, KeptTicket, LateValue, are_large, factors_of, given
 from strategies.step.memory_layout import MemoryLayout
 from strategies.step.operator_mode import OperatorMode
 from strategies.step.plan_capture import capture
@@ -310,3 +312,26 @@ def test_a_tape_lets_both_factors_be_read_late(
     with mode():
         block(torch.randn(4, 8, requires_grad=True)).sum().backward()
     assert [each.size for each in late] == [(4, 8), (4, 8)]
+
+
+def test_nobody_is_held_by_hooks_of_what_was_just_saved() -> None:
+    class Owner:
+        def __init__(self) -> None:
+            self.saved = JustSaved(Tensor.data_ptr)
+
+        def pack(self, tensor: Tensor) -> Tensor:
+            self.saved.add(KeptTicket(tensor), tensor.data_ptr())
+            return tensor
+
+    gc.disable()
+    try:
+        owner = Owner()
+        with saved_tensors_hooks(owner.pack, lambda packed: packed):
+            torch.randn(2, requires_grad=True).sin()
+        assert owner.saved.values
+        owner.saved.clear()
+        found = weakref.ref(owner)
+        del owner
+        assert found() is None
+    finally:
+        gc.enable()

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from strategies.budget.planning.block_choice import Chained
 from strategies.budget.planning.block_options import CallOptions
 from strategies.budget.planning.block_program import PlannedCall, planned_call
 from strategies.budget.planning.chains import Chains, chained_call
-from strategies.budget.planning.planner import Planner
+from strategies.budget.planning.planner import Chosen, Planner
 from strategies.budget.planning.simulation import PLAIN, Decision, effect_of, peak_bytes
 from strategies.step.step_graph import StepGraph
 from tests.strategies.budget.planning.test_enumeration import Blocks, Residual, columns, linear
@@ -93,3 +94,18 @@ def test_no_decision_about_all_blocks_as_one_is_cheaper(blocks: Callable[[], lis
         budget = int(smallest + share * (plain - smallest))
         cheapest = min((flops for peak, flops in known if peak <= budget), default=None)
         assert cheapest is None or planner.plan(budget).extra_flops <= cheapest, share
+
+
+def test_what_is_next_to_a_chain_is_never_plain() -> None:
+    planner = Planner(graph_of(handing_on_what_is_free()))
+    stages, spans = list(planner._stages), list(planner._spans)
+    caller = planner._chains[0]
+    near = [
+        caller.option(Decision(keep=caller.call.program.saved - {each})) for each in caller.call.program.saved
+    ]
+    assert any(each.decision.is_plain for each in caller.refined(near, set()))
+    chosen = [Chosen(start=0, option=each, effect=each.effect, chain=caller.call) for each in near]
+    planner._extend(stages, spans, chosen, defaultdict(set))
+    chains = [span for span in spans if isinstance(span, Chained)]
+    assert chains
+    assert not any(each.decision.is_plain for span in chains for each in span.stage.options)
