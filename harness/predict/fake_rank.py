@@ -247,12 +247,20 @@ def _ranks(mesh: Mesh, rank: int) -> Iterator[None]:
 
 @contextmanager
 def _little_garbage() -> Iterator[None]:
-    """Collect garbage of the step alone: to go through all of torch takes longer than a step."""
+    """Collect garbage of the step alone: to go through all of torch takes longer than a step.
+
+    What a fork server or a caller has frozen stays so, with what lives here: each later collection would go
+    through all of torch again.
+    """
+    was_frozen = gc.get_freeze_count() > 0
+    if was_frozen:
+        gc.collect()  # what is garbage now would never be found
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.errors import ConfigError
+from harness.predict import fake_rank
 from harness.predict.fake_rank import step_log
 from harness.predict.prediction import predict
 from harness.predict.step_log import fake_step
@@ -230,3 +232,16 @@ def test_a_factory_with_inputs_takes_no_memory(given: str, expected: int) -> Non
     memory = fake_step(step_log(experiment_of(line), "cpu"), "cpu").memory
     assert memory.parameter_bytes == 1 << 42
     assert memory.peak_parts["inputs"] == expected
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_what_was_frozen_of_the_heap_stays_frozen(is_frozen: bool) -> None:
+    gc.unfreeze()
+    if is_frozen:
+        gc.freeze()
+    try:
+        with fake_rank._little_garbage():
+            assert gc.get_freeze_count() > 0
+        assert (gc.get_freeze_count() > 0) is is_frozen
+    finally:
+        gc.freeze()  # as all tests find it

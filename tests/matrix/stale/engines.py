@@ -272,13 +272,14 @@ def _rank(rank: int, folder: str, seeds: Sequence[int], examine: Examine) -> Non
 @contextmanager
 def _collecting_seldom() -> Iterator[None]:
     """Leave garbage to who asks: half of the time went to looking for it among all that torch holds."""
-    was_enabled = gc.isenabled()
+    was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.freeze()
     gc.disable()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()
         if was_enabled:
             gc.enable()
 
