@@ -1,26 +1,17 @@
-"""Fixtures of the whole suite."""
+"""What runs when: order, marks and plugins of the whole suite."""
 
 from __future__ import annotations
 
 import gc
 import os
 from bisect import bisect_left
-from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
-from harness.predict import this_cpu
-from harness.ranks.forkserver import ForkServer
-from strategies.budget.planning import block_options
-from tests import rank_pool
 from tests.cpu_time import CpuTime
-from tests.rank_pool import RankPool
 from tests.resuming import resuming
 
-HARDWARE = Path(__file__).parents[1] / "conf" / "hardware"
 LONG = (
     "tests/slurm/",  # it waits for most of its time
     "tests/matrix/",
@@ -131,6 +122,8 @@ EXPENSIVE = {
     "tests/harness/trial/test_microbatches.py": "",
     "tests/harness/trial/test_assemble.py::test_what_loops_run_again": "",
     "tests/harness/trial/test_asking.py": "",
+    "tests/harness/trial/test_kept_plans.py::test_a": "[another budget]",
+    "tests/strategies/budget/planning/test_known_plans.py::test_a": "[64]",
     "tests/harness/trial/test_twin_step.py": "::test_what_each_trial_measures_alike",
     "tests/strategies/budget/planning/test_rerun.py": "::test_a_block_runs_again_as_a_whole",
     "tests/strategies/budget/planning/test_lower_bound.py::test_moments": "-1]",
@@ -718,6 +711,8 @@ def pytest_configure(config: pytest.Config) -> None:
     costs = os.environ.get("TEST_COSTS")
     config.pluginmanager.register(CpuTime(Path(costs) if costs else None))
     config.pluginmanager.register(resuming(config))
+    if not config.getoption("numprocesses", None):  # whoever starts workers runs no test, and needs no torch
+        config.pluginmanager.import_plugin("tests.fixtures")
     gc.disable()  # until all is collected: what is imported stays
 
 
@@ -767,58 +762,3 @@ def pytest_collection_finish() -> None:
     """Keep what is imported and collected, most of the heap, out of all collections of garbage."""
     gc.enable()
     gc.freeze()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def frozen_heap() -> None:
-    """Keep what earlier files have imported and left out of all collections of garbage, for the same reason.
-
-    A trial collects five times; without this each took a quarter of a second late in a run of all tests.
-    """
-    gc.collect()
-    gc.freeze()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def cache_of_this_cpu(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Let `hardware=this_cpu` find numbers in the user's cache, which is otherwise as it was."""
-    own = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    folder = tmp_path_factory.mktemp("cache")
-    for entry in own.iterdir() if own.is_dir() else ():  # such as a browser's
-        if entry.name != "acbench":
-            (folder / entry.name).symlink_to(entry)
-    os.environ["XDG_CACHE_HOME"] = str(folder)
-    numbers = OmegaConf.merge(OmegaConf.load(HARDWARE / "epyc_9004.yaml"), {"name": this_cpu.THIS_CPU})
-    this_cpu.keep(OmegaConf.to_container(numbers))  # type: ignore[arg-type]  # a mapping, as the file is
-
-
-@pytest.fixture(scope="session", autouse=True)
-def options_of_all_tests() -> Iterator[None]:
-    """Search the options of equal blocks once for all tests; by itself a process keeps those of a few."""
-    shared = lru_cache(maxsize=None)(block_options._all.__wrapped__)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(block_options, "_all", shared)
-        yield
-
-
-@pytest.fixture(scope="session")
-def rank_server() -> Iterator[ForkServer]:
-    server = ForkServer(rank_pool.PRELOAD)
-    yield server
-    server.close()
-
-
-@pytest.fixture(scope="session")
-def pool2(rank_server: ForkServer) -> Iterator[RankPool]:
-    pool = RankPool(rank_server, 2)
-    pool.run(abs)  # the ranks start here, not in the time of the first test
-    yield pool
-    pool.close()
-
-
-@pytest.fixture(scope="session")
-def pool4(rank_server: ForkServer) -> Iterator[RankPool]:
-    pool = RankPool(rank_server, 4)
-    pool.run(abs)  # the ranks start here, not in the time of the first test
-    yield pool
-    pool.close()
