@@ -25,7 +25,9 @@ PASSED, NOTED, NOTED_SIMPLY, HELD = range(4)
 """Not at all; with all that operators can do; as one that does nothing but make tensors of others, or tensors
 that all stay."""
 
-_DETACH = torch.ops.aten.detach.default
+DETACH, LIFT = torch.ops.aten.detach.default, torch.ops.aten.lift_fresh.default
+"""Operators that plans do not count, and that are noted: what `detach` returns has a version of its own, and
+`torch.tensor` has just made what `lift_fresh` returns, of numbers of Python."""
 
 
 class Entry(NamedTuple):
@@ -115,7 +117,7 @@ class OrderWriter:
             )
             for func, number, is_counted in self._found
         )
-        end = Entry(None, _DETACH, count, PASSED, facts_of(_DETACH))
+        end = Entry(None, DETACH, count, PASSED, facts_of(DETACH))
         return OperatorOrder(tuple(entries), end, frozenset(self._outside), tuple(self._outside.values()))
 
 
@@ -203,7 +205,7 @@ def _how(
     func: Any, number: int, held: AbstractSet[tuple[int, int]], *, is_noted: bool, is_counted: bool
 ) -> int:
     if not is_counted:
-        return NOTED if func is _DETACH else PASSED
+        return NOTED if func in {DETACH, LIFT} else PASSED
     if not is_noted:
         return PASSED
     facts = facts_of(func)

@@ -17,9 +17,8 @@ from strategies.step.late_value import READS_ONCE, JustSaved
 from strategies.step.memory_layout import dense_of
 from strategies.step.operator_facts import fake_mode, is_numbered
 from strategies.step.operator_mode import OperatorMode
-from strategies.step.operator_order import PASSED, Entry, OperatorOrder, OrderWriter
+from strategies.step.operator_order import DETACH, LIFT, PASSED, Entry, OperatorOrder, OrderWriter
 
-_DETACH = torch.ops.aten.detach.default
 _FAKE = torch._C._TorchDispatchModeKey.FAKE  # noqa: SLF001 (no public way)
 _mode_of = torch._C._get_dispatch_mode  # noqa: SLF001 (as above)
 
@@ -138,7 +137,7 @@ class OrderedMode(OperatorMode):
         if is_counted:
             return self.note(func, args, kwargs)
         result = func(*args, **kwargs)
-        if func is _DETACH:
+        if func is DETACH:
             self.follow(result)
         return result
 
@@ -173,9 +172,13 @@ class OrderedMode(OperatorMode):
                     just_saved.clear()
             if how == PASSED:
                 return call(*args, **kwargs) if kwargs else call(*args)
-            if func is _DETACH:
+            if func is DETACH:
                 result = call(*args)
                 self.follow(result)
+                return result
+            if func is LIFT:
+                result = call(*args)
+                self.admit([result])
                 return result
             self._count = number
             return self.note_ordered(entry, args, kwargs or {})

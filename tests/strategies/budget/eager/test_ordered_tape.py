@@ -205,6 +205,26 @@ def test_compiled_code_inside_is_followed_with_its_graph_breaks(monkeypatch: pyt
         assert set(found) == {in_order}  # a plan may follow both blocks by one tape
 
 
+CONSTANTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a number": lambda v: torch.where(v > 0, v, torch.tensor(0.1)),
+    "places": lambda v: v[torch.tensor([0]).expand(ROWS)] * v,
+    "a number that is written to": lambda v: v * torch.tensor([0.5]).add_(1),
+}
+"""Functions that make tensors of numbers of Python, which other operators read."""
+
+
+@pytest.mark.parametrize("function", CONSTANTS.values(), ids=CONSTANTS.keys())
+def test_constants_that_a_block_makes_keep_the_order(
+    function: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Changing(Now(lambda u, v: torch.sigmoid(u) * function(v)))
+    made = planned(plain, X, 0.0)
+    for in_order in (False, True, True):
+        with ends(monkeypatch) as found:
+            require_neutral(plain, made, X)
+        assert set(found) == {in_order}
+
+
 @pytest.mark.parametrize("is_group", [False, True], ids=["blocks alone", "a group"])
 def test_dropout_keeps_the_order_and_the_bytes(is_group: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Gated(0.1, 4 if is_group else 2)
