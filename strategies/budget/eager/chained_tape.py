@@ -54,6 +54,10 @@ class ChainedTape(BlockTape):
 
     def pause(self, results: Iterable[Tensor], end_early: Callable[[], None]) -> None:
         """Wait for the next block, without what nobody needs of what was read from outside."""
+        for home in self._written_homes:
+            if home.is_dead():
+                home.update_tickets()
+        self._written_homes = [home for home in self._written_homes if not home.is_dead()]
         for key, home in list(self._homes.items()):
             if home.is_dead():
                 del self._homes[key]

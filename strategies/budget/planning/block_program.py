@@ -198,6 +198,7 @@ class PlannedCall:
         storages, outer_storages: numbers of its storages in the step, and of those from outside, -1 first.
         dropped: the last moment at which the graph holds what it saves for nothing, where no tape does.
         gains: bytes more from a moment on than where each block of it is a call, by moment.
+        ends: moments at which the blocks of a chain end; none of a block alone.
     """
 
     fqn: str
@@ -215,6 +216,44 @@ class PlannedCall:
     outer_storages: tuple[int, ...]
     dropped: Mapping[int, int]
     gains: tuple[tuple[int, int], ...] = ()
+    ends: tuple[int, ...] = ()
+
+    @cached_property
+    def passing(self) -> tuple[tuple[int, int], ...]:
+        """Units, each with a storage from outside that it reads and that dies before its block ends.
+
+        `torch.tensor` has made it of numbers of Python.
+        """
+        return tuple(
+            (unit, storage)
+            for unit, each in enumerate(self.program.units)
+            for storage in each.reads
+            if storage < 0 and self.all_deaths[storage] < self.end_after(self.starts[unit])
+        )
+
+    def end_after(self, moment: int) -> int:
+        """Return when the block ends whose forward runs at a moment."""
+        return next((end for end in self.ends if moment < end), self.end)
+
+    def taped_until(self, held: frozenset[int]) -> Sequence[int]:
+        """Return until when a tape has each unit that nothing asks for.
+
+        That of a chain lets go, when one of its blocks ends, of what nobody reads any more.
+
+        Args:
+            held: storages whose makers no tape has.
+        """
+        if not self.ends:
+            return [self.end] * len(self.starts)
+        until: list[int] = []
+        latest = list(self.deaths)  # of what follows from a storage, too
+        for unit, start in zip(reversed(self.program.units), reversed(self.starts), strict=True):
+            end = self.end_after(max([start, *(latest[each] for each in unit.makes if each not in held)]))
+            for storage in unit.reads if not held.issuperset(unit.makes) else ():
+                if storage >= 0:
+                    latest[storage] = max(latest[storage], end - 1)
+            until.append(end)
+        return until[::-1]
 
     @cached_property
     def all_deaths(self) -> tuple[int, ...]:

@@ -179,7 +179,8 @@ def chained_call(graph: StepGraph, start: int, end: int) -> PlannedCall:
         dropped={storage: until for call in calls for storage, until in call.dropped.items()},
     )
     found = planned_call(replace(graph, operators=operators, deaths=deaths), whole)
-    return replace(found, gains=tuple(sorted(item for item in gains.items() if item[1])))
+    changes = tuple(sorted(item for item in gains.items() if item[1]))
+    return replace(found, gains=changes, ends=tuple(call.end for call in calls))
 
 
 def _numbered(graph: StepGraph, calls: Sequence[BlockCall]) -> Iterator[StepOperator]:

@@ -116,7 +116,7 @@ def effect_of(
         machine: tells how long copies to the host and back take.
     """
     schedule = Schedule.of(call, decision)
-    effect = effect_of_schedule(schedule, 0 if decision.is_plain else random_state_bytes)
+    effect = effect_of_schedule(schedule, random_state_bytes)
     runs = call.program.runs
     # results that nobody goes on with die after forward: what their nodes have saved is copied first
     lingering = (each for each in decision.offload if call.dropped.get(each, -1) >= call.end)
@@ -188,6 +188,7 @@ class Schedule:
         resident: storages on the device from forward on.
         there: storages that requests find made: from forward or the second forward on, or on the host.
         until_end: storages that are held until forward ends, whoever reads them.
+        has_tape: whether a tape follows forward.
         second: units of the second forward; none outside of groups.
         requests: what runs at requests of backward, by the request's number; of others nothing runs.
         first_made: what runs there for the first time makes, as bits.
@@ -206,6 +207,7 @@ class Schedule:
     resident: frozenset[int]
     there: frozenset[int]
     until_end: frozenset[int]
+    has_tape: bool = True
     second: Run | None = None
     requests: dict[int, Run] = field(default_factory=dict)
     first_made: dict[int, int] = field(default_factory=dict)
@@ -228,8 +230,9 @@ class Schedule:
             resident=resident,
             there=resident | decision.offload,
             until_end=decision.resident,
+            has_tape=not decision.is_plain,
         )
-        schedule._ask(has_tickets=not decision.is_plain)
+        schedule._ask()
         return schedule
 
     @classmethod
@@ -254,7 +257,7 @@ class Schedule:
             there=keep | outs,
             until_end=none,
         )
-        schedule._ask(has_tickets=True)
+        schedule._ask()
         schedule.there = outs.union(keep.intersection(schedule.last))
         there = runs.bits_of(schedule.there)
         schedule.second = second = Run(runs, runs.making(there, 0))
@@ -263,14 +266,14 @@ class Schedule:
         schedule._note_last()
         return schedule
 
-    def _ask(self, *, has_tickets: bool) -> None:
+    def _ask(self) -> None:
         """Enter the requests: which units run for each, what is fetched, and until when it is held.
 
         What a ticket gives, nobody but the node that asked holds.
         """
         call, runs = self.call, self.call.program.runs
-        self.held_until |= call.tickets_until if has_tickets else call.graph_until
-        tickets = (self.moved | self.links) if has_tickets else frozenset[int]()
+        self.held_until |= call.tickets_until if self.has_tape else call.graph_until
+        tickets = (self.moved | self.links) if self.has_tape else frozenset[int]()
         self.held_until |= {each: call.asked_until[each] for each in tickets & call.asked_until.keys()}
         there, passing, ran = runs.bits_of(self.there), ~runs.bits_of(self.again), 0
         for index, storage, bit in call.program.asked_inside:
@@ -288,7 +291,7 @@ class Schedule:
             moment = call.asked[index]
             for storage in runs.storages_in(last_read):
                 read_until[storage] = moment
-        if has_tickets and call.program.asks_in_forward:
+        if self.has_tape and call.program.asks_in_forward:
             self._hold_in_forward()
         self._note_last()
 
@@ -384,15 +387,32 @@ class _Walk:
             if self._deaths[storage] < call.end:
                 gains[self._deaths[storage] + 1] += sizes[storage]
                 gains[call.end + 1] -= sizes[storage]
+        if schedule.has_tape and (self._program.random_units or call.passing):
+            self._hold_operators()
+
+    def _hold_operators(self) -> None:
+        """Enter what the tape holds for operators in forward, as it does while it knows no order of them.
+
+        They are states of generators, and what was read from outside and dies meanwhile.
+        """
+        gains, call, sizes, schedule = self.effect.gains, self._call, self._sizes, self._schedule
+        held = schedule.resident | schedule.moved
         needed = {unit for run in schedule.requests.values() for unit in run.units}
         needed.update(() if schedule.second is None else schedule.second.units)
-        for index in self._program.random_units:
-            unit = self._program.units[index]
-            if not (schedule.resident | schedule.moved).issuperset(unit.makes):
-                stash = unit.random_states * self._random_state_bytes
-                gains[call.starts[index] + 1] += stash
-                if index not in needed:
-                    gains[call.end + 1] -= stash
+        until = call.taped_until(held)
+        taped = [not held.issuperset(unit.makes) for unit in self._program.units]
+        for index in filter(taped.__getitem__, self._program.random_units):
+            stash = self._program.units[index].random_states * self._random_state_bytes
+            gains[call.starts[index] + 1] += stash
+            if index not in needed:
+                gains[until[index] + 1] -= stash
+        passing: dict[int, int] = {}
+        for index, storage in call.passing:
+            if taped[index] and storage not in self._held:
+                passing[storage] = max(until[index], passing.get(storage, -1))
+        for storage, end in passing.items():
+            gains[self._deaths[storage] + 1] += sizes[storage]
+            gains[end + 1] -= sizes[storage]
 
     def _run_second(self, second: Run) -> None:
         """Follow the bytes of the second forward: what is made on the way there dies with its last reader."""

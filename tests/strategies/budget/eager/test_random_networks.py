@@ -48,10 +48,23 @@ FUNCTIONS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "transposed": lambda p, _: p.transpose(1, 2).reshape(p.shape),
     "copied into": lambda p, _: torch.empty_like(p).copy_(p.sin()),
     "added up": lambda p, _: torch.zeros_like(p).add_(p).mul_(1.1),
+    "from a number": lambda p, q: torch.where(p > 0, q, torch.tensor(0.1)) / torch.sqrt(torch.tensor(WIDTH)),
+    "some places": lambda p, _: p + p.index_select(1, torch.tensor([0, 0, 1, 2])).sum(1, keepdim=True),
+    "masked": lambda p, q: p.masked_fill(_first_of(torch.zeros(WIDTH, dtype=torch.bool)), 0.25) + q,
+    "by a table": lambda p, _: (
+        p * torch.cos(torch.arange(p.shape[1]).unsqueeze(1) / torch.arange(1, 1 + WIDTH))
+    ),
+    "by what it holds": lambda p, q: q * (1 + p.detach().mean().item()),
     "relu in place": lambda p, _: functional.relu_(p),
     "scaled in place": lambda p, _: p.mul_(0.5),
     "shifted in place": lambda p, _: p.add_(0.1),
 }
+
+
+def _first_of(mask: Tensor) -> Tensor:
+    mask[0] = True
+    return mask
+
 
 ENDS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "residual": lambda x, y: x + y,
@@ -102,13 +115,25 @@ class RandomBlock(nn.Module):
         return ENDS[self._recipe.end](x, values[-1])
 
 
+UNUSED = {
+    "a number": Recipe(
+        steps=(("from a number", 0, 0), ("some places", 0, 0), ("sigmoid", 2, 0)), end="gated"
+    ),
+    "a dropout": Recipe(steps=(("from a number", 0, 0), ("dropout", 1, 0), ("sum", 0, 0)), end="gated"),
+    "a dropout in a chain": Recipe(
+        steps=(("power", 0, 0), ("dropout", 1, 0), ("linear", 1, 1), ("gelu", 3, 3)), end="residual"
+    ),
+}
+"""Blocks with results that nobody uses, by what only these read."""
+
+
 class RandomModel(WithBlocks):
     """Blocks of one or two recipes in any order, with or without operators between them."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, known: Recipe | None = None) -> None:
         super().__init__()
         chance = random.Random(seed)
-        recipes = [Recipe.drawn(chance) for _ in range(chance.choice([1, 1, 2]))]
+        recipes = [known or Recipe.drawn(chance) for _ in range(chance.choice([1, 1, 2]))]
         torch.manual_seed(0)
         self.layers = nn.ModuleList(RandomBlock(chance.choice(recipes)) for _ in range(chance.randint(2, 5)))
         self.inner = nn.Linear(WIDTH, WIDTH)
@@ -158,3 +183,15 @@ def test_random_networks_under_random_budgets(seed: int) -> None:
             torch.manual_seed(1)
             measured = measured_peak_bytes(planned, [x], step_of(planned, x))
             assert measured == plan.predicted_peak_bytes <= plan.budget_bytes
+
+
+@pytest.mark.parametrize("recipe", UNUSED.values(), ids=UNUSED.keys())
+def test_what_the_tape_holds_for_unused_results_is_predicted(recipe: Recipe) -> None:
+    x = torch.randn(2, 4, WIDTH)
+    planner = Planner(captured(RandomModel(0, recipe), x))
+    for share in range(4):
+        room = planner.plain_peak_bytes - planner.minimum_feasible_bytes
+        plan = planner.plan(planner.minimum_feasible_bytes + share * room // 4)
+        planned = RandomModel(0, recipe)
+        enclose(plan, ModelModules(blocks=planned.blocks))
+        assert measured_peak_bytes(planned, [x], step_of(planned, x)) == plan.predicted_peak_bytes
