@@ -16,6 +16,11 @@ OTHER_OPERATORS = (
     "ac=budget: a block runs other operators on smaller inputs than on the planned ones, and what follows "
     "them is recomputed. Gradients are those of the plain block"
 )
+FIRST_CALL = (
+    "ac=budget: the first call of a block makes what later ones find, by operators that its plan lacks, and "
+    "what follows them is recomputed. Gradients are those of the plain block, and this step may need more "
+    "bytes than the plan says"
+)
 OTHERS_BEFORE = (
     "ac=budget: before the first block other operators run than those of its plan, and its input stays. "
     "Gradients are those of the plain model, and the step may need more bytes than the plan says"

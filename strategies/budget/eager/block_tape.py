@@ -140,6 +140,9 @@ class BlockTape(OrderedMode):
         is_as_planned: whether forward has had the planned operators.
         units: units of FSDP2 inside of the block.
         waits: whether it follows several modules.
+        may_be_first: whether a module may run for the first time, and leave a plan that it must have.
+        refusal: why it is refused then, unless it has made what later calls find.
+        is_first: whether it has.
     """
 
     def __init__(self, fates: Fates, ledger: HostLedger, region: Any, *, is_exact: bool = True) -> None:
@@ -147,6 +150,8 @@ class BlockTape(OrderedMode):
         self._fates, self._ledger, self._region = fates, ledger, region
         self._is_exact = is_exact
         self.is_as_planned = True
+        self.may_be_first = self.is_first = False
+        self.refusal: StrategyError | None = None
         self.units: Sequence[FSDPModule] = ()
         self._enclosing: Any = hooks_around()
         self._end_early: Callable[[], None] | None = None
@@ -617,9 +622,12 @@ class BlockTape(OrderedMode):
         """
         if self._is_exact:
             remedy = "a plan is for one forward; plan a step with data (Budget.write_plan), or use ac=nested"
-            raise StrategyError(
+            self.refusal = StrategyError(
                 "ac", f"{self._fates.plan.fqn!r} is not as it was planned: {problem}; {remedy}"
             )
+            if not self.may_be_first:
+                raise self.refusal
+            self._is_exact = False
         self.is_as_planned = False
         self._fates = self._fates.until(self._count)
 

@@ -172,6 +172,8 @@ class PlansAtFirstCall:
         stays = python_state_kept(module, blocks, remedy=_REMEDY)
         with models_errors(_FOLLOWED, _REMEDY), _own_gradients_stay(module), stays:
             step = shadow_step(module, args, kwargs)
+            with step.around():
+                step.run()  # which makes what modules make once; a plan is for the calls after it
             plan = copy_context().run(self.budget.plan, step)
         made = _Made(found, plan, plan.predicted_peak_bytes - storage_bytes(step.standing))
         self._plans.append(made)

@@ -23,8 +23,10 @@ from strategies.estimate.tensors import tensors_in
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.inner_units import gathered_aside, inner_units
 from strategies.regions.recomputation import Recomputation
+from strategies.regions.rewind import python_state
 from strategies.regions.saved_tensors import unpacked
 from strategies.step.call_sizes import (
+    FIRST_CALL,
     OTHER_OPERATORS,
     OTHERS_BEFORE,
     difference,
@@ -57,7 +59,7 @@ class PlannedBlock:
     _fates: Fates = field(init=False)
     _open: BlockTape | None = None
     _next: int = 0
-    _has_warned: bool = False
+    _told: set[str] = field(default_factory=set)
     _orders: KnownOrders = field(default_factory=KnownOrders)
 
     def __post_init__(self) -> None:
@@ -176,10 +178,14 @@ class PlannedBlock:
             tape.close()
 
     def warn(self, problem: str) -> None:
-        """Warn once."""
-        if not self._has_warned:
-            self._has_warned = True
+        """Warn once of a problem."""
+        if problem not in self._told:
+            self._told.add(problem)
             warnings.warn(problem, stacklevel=2)
+
+
+def _always() -> bool:
+    return True
 
 
 def _checkpoint() -> Recomputation:
@@ -209,6 +215,7 @@ class PlannedModule:
     is_for_training: bool = False
     is_compiled: bool = False
     _checkpoint: Recomputation = field(default_factory=_checkpoint)
+    _has_run: bool = False
     _planned_key: list[Any] | None = None
     _units: list[FSDPModule] | None = None
 
@@ -222,7 +229,7 @@ class PlannedModule:
         """Return `body(*args, **kwargs)`, with what autograd saves of it as planned.
 
         Smaller inputs may have other operators, as a batch of one often has. What follows the first of them
-        is recomputed, and Python warns once.
+        is recomputed, and Python warns once. So it is in a first call that makes what later calls find.
         It warns, too, where other operators ran before a block whose plan has some of them; these stay then.
 
         Raises:
@@ -242,24 +249,45 @@ class PlannedModule:
         if tape is None:
             return body(*args, **kwargs)
         tape.follows(module)
+        is_as_found = _always if self._has_run or self.is_compiled else python_state(module)
+        tape.may_be_first = is_as_found is not _always
         is_paused = False
         try:
             tape.units = self._inner_units(module)
             around = nullcontext() if self.is_compiled else tape
             with saved_tensors_hooks(tape.pack, unpacked), around, gathered_aside(tape.units, tape.aside):
                 results = body(*args, **kwargs)
+            self._require_planned(tape, is_as_found)
             if tape.waits and self.number < block.last:
                 block.pause(tape, self.number + 1, tensors_in(results))
                 is_paused = True
             else:
                 tape.hand_on(tensors_in(results))
                 block.end(tape)
+                self._require_planned(tape, is_as_found)
         finally:
             if not is_paused:
                 tape.close()
+        self._has_run = True
         if not tape.is_as_planned:
-            block.warn(OTHER_OPERATORS)
+            block.warn(FIRST_CALL if tape.is_first else OTHER_OPERATORS)
         return results
+
+    def _require_planned(self, tape: BlockTape, is_as_found: Callable[[], bool]) -> None:
+        """Refuse a call that was not the planned one, unless it has made what later calls find.
+
+        A table that a module makes once, and keeps as an attribute, is there in the step of which plans are
+        made. A first call has the operators that make it.
+
+        Raises:
+            StrategyError: the module holds what it held before.
+        """
+        refusal, tape.refusal = tape.refusal, None
+        if refusal is None:
+            return
+        if is_as_found():
+            raise refusal
+        tape.is_first = True
 
     def _inner_units(self, module: nn.Module) -> list[FSDPModule]:
         """Return the units inside the module, which are found at the first call: it may be sharded before."""

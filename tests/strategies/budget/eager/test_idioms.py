@@ -17,6 +17,7 @@ from strategies.budget.eager import carrying_out
 from strategies.budget.eager.first_call import shadow_step
 from strategies.budget.plan import Plan
 from strategies.budget.planning.planner import Planner
+from strategies.step.call_sizes import FIRST_CALL
 from strategies.step.plan_capture import capture
 from strategies.step.step_graph import StepGraph
 from tests.strategies.budget.eager.idioms import (
@@ -29,6 +30,7 @@ from tests.strategies.budget.eager.idioms import (
     ROWS,
     STATES,
     TOKENS,
+    WIDE,
     WIDTH,
     WITHOUT_DATA,
     Between,
@@ -205,3 +207,41 @@ def test_a_first_call_refuses_what_it_would_use_up(made: Callable[[], Any], is_e
         block.state = partial(next, made()) if is_enclosed else made()
     with pytest.raises(StrategyError, match=r"holds the iterator 'state', which .* Budget\.write_plan"):
         Budget(fraction=0.95, layers_fqn="layers").apply(model)(rows())
+
+
+def in_an_attribute(block: Any, h: Tensor) -> Tensor:
+    if block.table is None:
+        block.table = (torch.arange(WIDE) / 8).cos()
+    result: Tensor = h.exp() * block.table
+    return result
+
+
+def in_a_dictionary(block: Any, h: Tensor) -> Tensor:
+    if WIDE not in block.tables:
+        block.tables[WIDE] = (torch.arange(WIDE) / 8).cos()
+    result: Tensor = h.exp() * block.tables[WIDE]
+    return result
+
+
+def in_a_buffer(block: Any, h: Tensor) -> Tensor:
+    if not block.table.numel():
+        block.table = (torch.arange(WIDE) / 8).cos()
+    result: Tensor = h.exp() * block.table
+    return result
+
+
+TABLES: dict[str, tuple[Between, Parts]] = {
+    "in an attribute": (in_an_attribute, lambda: {"table": None}),
+    "in a buffer": (in_a_buffer, lambda: {"table": torch.empty(0)}),
+    "in a dictionary": (in_a_dictionary, lambda: {"tables": {}}),
+}
+"""Functions that make a table in their first call, and keep it."""
+
+
+@pytest.mark.parametrize(("between", "parts"), TABLES.values(), ids=TABLES)
+@by_each_way
+def test_a_first_call_may_make_what_later_calls_find(
+    examine: Examine, between: Between, parts: Parts
+) -> None:
+    with pytest.warns(UserWarning, match=re.escape(FIRST_CALL)):
+        examine(of(between, parts), rows())

@@ -523,6 +523,22 @@ def test_refusal_of_a_forward_that_was_not_planned(plan: BlockPlan, problem: str
     assert str(error.value) == f"ac: 'body' is not as it was planned: {problem}; {remedy}"
 
 
+def test_refusal_of_a_later_call_that_makes_what_calls_find() -> None:
+    makes = [False]
+
+    def making(body: Body, x: Tensor) -> Tensor:
+        if makes[0]:
+            body.__dict__["table"] = x.detach().exp()
+        return x
+
+    block = made_block(making)
+    planned(block, torch.randn(6, WIDTH), 0.35)
+    block(torch.randn(6, WIDTH))
+    makes[0] = True
+    with pytest.raises(StrategyError, match="'body' is not as it was planned: "):
+        block(torch.randn(6, WIDTH))
+
+
 def test_experts_get_other_numbers_of_tokens_than_in_the_planned_step() -> None:
     spread, gathered = torch.randn(6, WIDTH), torch.zeros(6, WIDTH)
     plain, block = made_block(routed), made_block(routed)
