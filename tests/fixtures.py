@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from harness.predict import this_cpu
@@ -49,6 +50,16 @@ def options_of_all_tests() -> Iterator[None]:
     shared = lru_cache(maxsize=None)(block_options._all.__wrapped__)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(block_options, "_all", shared)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def seeds_of_devices_that_are_there() -> Iterator[None]:
+    """Seed no device that is not there: torch keeps each such seed with the text of the whole stack."""
+    with pytest.MonkeyPatch.context() as patch:
+        for devices in (torch.cuda, torch.xpu):
+            if not devices.is_available():
+                patch.setattr(devices, "manual_seed_all", lambda _seed: None)
         yield
 
 
