@@ -194,7 +194,7 @@ class Planner:
         self.bound = LowerBound(graph, _seconds if objective == "time" else _flops)
         self.autograd_bound = AutogradBound(Backward.captured(graph, self._calls))
         self._least: dict[int, LeastFlops] = {}  # by budget
-        self._jointly: dict[int, float] = {}
+        self._jointly: dict[int, tuple[float, float]] = {}  # what was enough, and what was found
         self._smallest = self._choice_of_fewest_bytes()
         self.minimum_feasible_bytes = self._peak_bytes(self._smallest)
 
@@ -241,10 +241,12 @@ class Planner:
             of_autograd = self.autograd_bound.cost(budget_bytes, self._host_bytes)
             self._least[budget_bytes] = LeastFlops(of_any, max(of_any, of_autograd))
         of_any, of_autograd = self._least[budget_bytes]
-        of_autograd = max(of_autograd, self._jointly.get(budget_bytes, 0.0))
-        if of_autograd < enough - _CLOSE * self.step_flops:
+        sought, jointly = self._jointly.get(budget_bytes, (0.0, 0.0))
+        of_autograd = max(of_autograd, jointly)
+        if sought < enough and of_autograd < enough - _CLOSE * self.step_flops:
             jointly = self.autograd_bound.jointly(budget_bytes, self._host_bytes, enough=enough)
-            self._jointly[budget_bytes] = of_autograd = max(of_autograd, jointly)
+            of_autograd = max(of_autograd, jointly)
+            self._jointly[budget_bytes] = enough, of_autograd
         return LeastFlops(of_any, of_autograd)
 
     def limits(self) -> str:
