@@ -5,16 +5,13 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 
 import pytest
-import torch
 from omegaconf import OmegaConf
 
 from harness.predict import this_cpu
 from harness.ranks.forkserver import ForkServer
-from strategies.budget.planning import block_options
 from tests import rank_pool
 from tests.rank_pool import RankPool
 
@@ -45,22 +42,10 @@ def cache_of_this_cpu(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def options_of_all_tests() -> Iterator[None]:
-    """Search the options of equal blocks once for all tests; by itself a process keeps those of a few."""
-    shared = lru_cache(maxsize=None)(block_options._all.__wrapped__)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(block_options, "_all", shared)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def seeds_of_devices_that_are_there() -> Iterator[None]:
-    """Seed no device that is not there: torch keeps each such seed with the text of the whole stack."""
-    with pytest.MonkeyPatch.context() as patch:
-        for devices in (torch.cuda, torch.xpu):
-            if not devices.is_available():
-                patch.setattr(devices, "manual_seed_all", lambda _seed: None)
-        yield
+def same_as_ranks() -> None:
+    """Let this process keep and leave out what standing ranks do."""
+    rank_pool.keep_options()
+    rank_pool.seed_no_absent_device()
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import lru_cache
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ import torch.distributed as dist
 
 from harness.ranks.culprit import is_communication
 from harness.ranks.forkserver import ForkServer
+from strategies.budget.planning import block_options
 
 PRELOAD = (
     "torch.distributed.fsdp",
@@ -141,6 +143,8 @@ class RankPool:
 def serve(start: _Standing) -> None:
     """Be a rank of a pool until the pool closes the connection."""
     torch.set_num_threads(1)
+    keep_options()
+    seed_no_absent_device()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = dist.FileStore(str(start.folder / "store"), start.world_size)  # type: ignore[attr-defined]
     timeout = timedelta(seconds=_COLLECTIVE_S)
@@ -158,6 +162,18 @@ def serve(start: _Standing) -> None:
             pool.send_bytes(_reply(start.rank, call))
             gc.collect()
             gc.freeze()  # what calls import and keep is out of the collections of the next
+
+
+def keep_options() -> None:
+    """Search the options of equal blocks once for all calls; by itself a process keeps those of a few."""
+    vars(block_options)["_all"] = lru_cache(maxsize=None)(block_options._all.__wrapped__)
+
+
+def seed_no_absent_device() -> None:
+    """Seed the devices that are there: torch keeps each other seed with the text of the whole stack."""
+    for devices in (torch.cuda, torch.xpu):
+        if not devices.is_available():
+            vars(devices)["manual_seed_all"] = lambda _seed: None
 
 
 def _reply(rank: int, call: bytes) -> bytes:

@@ -70,6 +70,8 @@ def test_imports_stand_at_the_top_of_a_module(package: str) -> None:
     found = []
     for path in sorted((ROOT / package).rglob("*.py")):
         lines = path.read_text("utf-8").splitlines()
+        if not any(line.startswith(" ") and "import" in line for line in lines):  # spares a parse of most
+            continue
         for node in ast.walk(ast.parse("\n".join(lines))):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue

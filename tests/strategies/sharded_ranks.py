@@ -71,13 +71,24 @@ def offloaded_bytes(_rank: int, mesh: str, order: str) -> int:
     return _step(mesh, order, "offload")[1]
 
 
-def unit_inside(_rank: int, variant: str) -> tuple[list[str], bool]:
+def plan_of_one_rank(variant: str, folder: Path) -> str:
+    """Return the plan that `unit_inside` takes for `budget of one rank` or `budget of a product`."""
+    file = folder / "plan.json"
+    Budget(layers_fqn="layers", fraction=_SHARES[variant]).write_plan(_step_of(toy()), file)
+    if variant == "budget of a product":
+        made = Plan.load(file)
+        replace(made, blocks=tuple(map(_making_one_product, made.blocks))).save(file)
+    return file.read_text("utf-8")
+
+
+def unit_inside(_rank: int, variant: str, plan: str) -> tuple[list[str], bool]:
     """Return what differs where a block's operators run again whose weights are of a unit inside of it.
 
     Args:
         variant: `modules`; `modules and results` of blocks that return two; `budget` with a plan of this
             step; `budget of one rank`, with that of a model without units; or `budget of a product`, with
             one of these that makes nothing again but what `up` gives.
+        plan: what `plan_of_one_rank` returned, where there is one.
 
     Returns:
         The differences in three steps and the units that have their weights after one; and whether a linear
@@ -90,12 +101,11 @@ def unit_inside(_rank: int, variant: str) -> tuple[list[str], bool]:
             Modules(layers_fqn="layers", discard=("up",)).apply(planned)
             runs_again = True
         else:
-            model = _with_units(toy()) if variant == "budget" else toy()
             file = Path(folder, "plan.json")
-            Budget(layers_fqn="layers", fraction=_SHARES[variant]).write_plan(_step_of(model), file)
-            if variant == "budget of a product":
-                made = Plan.load(file)
-                replace(made, blocks=tuple(map(_making_one_product, made.blocks))).save(file)
+            file.write_text(plan, "utf-8")
+            if variant == "budget":
+                step = _step_of(_with_units(toy()))
+                Budget(layers_fqn="layers", fraction=_SHARES[variant]).write_plan(step, file)
             Budget(layers_fqn="layers", plan_file=str(file)).apply(planned)
             runs_again = any(map(_products_again, Plan.load(file).blocks))
         found = _differences_in_training(plain, _with_units(planned))

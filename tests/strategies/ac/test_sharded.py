@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from strategies.ac.offload import Offload
@@ -12,6 +14,7 @@ from tests.strategies.sharded_ranks import (
     compare,
     first_call,
     offloaded_bytes,
+    plan_of_one_rank,
     refusal,
     tape_of_a_collective,
     unit_inside,
@@ -77,6 +80,7 @@ def test_a_kept_result_of_a_collective_is_settled(pool2: RankPool) -> None:
     ],
 )
 def test_operators_run_again_with_the_weights_of_a_unit_inside_a_block(
-    pool2: RankPool, variant: str, runs_again: bool
+    pool2: RankPool, tmp_path: Path, variant: str, runs_again: bool
 ) -> None:
-    assert pool2.run(unit_inside, variant) == [([], runs_again)] * 2
+    plan = plan_of_one_rank(variant, tmp_path) if variant.startswith("budget of") else ""
+    assert pool2.run(unit_inside, variant, plan) == [([], runs_again)] * 2

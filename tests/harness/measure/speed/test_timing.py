@@ -161,7 +161,6 @@ def with_nothing_frozen(_rank: int, claim: Callable[[], None]) -> None:
         claim()
     finally:
         gc.enable()
-        gc.collect()
         gc.freeze()
 
 

@@ -20,7 +20,7 @@ from tests.strategies.budget.small_steps import WIDTH, Gated, GatedBlock, measur
 from tests.strategies.step.test_plan_capture import captured
 
 X = torch.randn(8, 32, WIDTH)
-BLOCKS = 16
+BLOCKS = 12
 """Of fewer blocks the inputs are so small beside one block's backward that no group is needed."""
 
 
