@@ -7,6 +7,7 @@ neither would repeat itself.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,6 +19,7 @@ from torch import nn
 
 from strategies.estimate.anatomy import CONSTANTS, HoldingKind, is_empty, kind_of
 
+Cached = functools._lru_cache_wrapper  # noqa: SLF001 (no public name)
 _FOREIGN = ("torch", "harness", "strategies", "builtins")
 _FORMS = ("sequence", "mapping", "set", "buffer", "generator")
 
@@ -67,6 +69,10 @@ class _Kept:
         kind = _writable(value)
         return cls(place, value, kind, None if kind is None else kind.read(value))
 
+    def is_current(self) -> bool:
+        is_there = self.place.get() is self.value
+        return is_there and (self.kind is None or self.kind.is_current(self.value, self.content))
+
     def put_back(self) -> None:
         if self.place.get() is not self.value:
             self.place.put(self.value)
@@ -81,11 +87,23 @@ class OuterState:
     def __init__(self, model: nn.Module) -> None:
         self._places = all_places_of(model)
         self._kept = self._read()
+        self._missed = [(each, each.cache_info().misses) for each in _caches_of(model)]
+
+    def is_current(self) -> bool:
+        """Say whether it is what it was, and no function has kept a result by `functools.cache` since."""
+        is_missed = any(cache.cache_info().misses != misses for cache, misses in self._missed)
+        return not is_missed and all(kept.is_current() for kept in self._kept)
 
     def put_back(self) -> None:
         """Make it what it was."""
         for kept in self._kept:
             kept.put_back()
+
+    def clear_caches(self) -> None:
+        """Let functions that have kept a result since by `functools.cache` forget all that they keep."""
+        for cache, misses in self._missed:
+            if cache.cache_info().misses != misses:
+                cache.cache_clear()
 
     def forked(self) -> Self:
         """Return another one that begins with the same state."""
@@ -126,24 +144,43 @@ def _classes_of(model: nn.Module) -> list[type]:
 
 def _places_of_functions(model: nn.Module) -> tuple[Place, ...]:
     """Return the places of functions that modules hold, and of those that forwards call, each once."""
+    places = (
+        place
+        for function in _functions_of(model)
+        if isinstance(function, FunctionType)
+        for place in _places_of_function(function)
+    )
+    return tuple({(id(each.owner), each.name): each for each in places}.values())
+
+
+def _caches_of(model: nn.Module) -> list[Cached[Any]]:
+    """Return the functions among them whose results `functools.cache` keeps."""
+    return [each for each in _functions_of(model) if isinstance(each, Cached)]
+
+
+def _functions_of(model: nn.Module) -> list[FunctionType | Cached[Any]]:
+    """Return the user's functions that modules hold, and those that forwards call, each once."""
     held = (value for module in model.modules() for value in vars(module).values())
     named = (value for owner in _classes_of(model) for value in vars(owner).values())
-    found: dict[int, FunctionType] = {}
+    found: dict[int, FunctionType | Cached[Any]] = {}
     waiting = [each for value in (*held, *named) if (each := _function(value)) is not None]
     while waiting:
         function = waiting.pop()
         if id(function) not in found:
             found[id(function)] = function
-            called = (function.__globals__.get(name) for name in function.__code__.co_names)
+            called = (
+                map(function.__globals__.get, function.__code__.co_names)
+                if isinstance(function, FunctionType)
+                else [function.__wrapped__]
+            )
             waiting += [each for value in called if (each := _function(value)) is not None]
-    places = (place for function in found.values() for place in _places_of_function(function))
-    return tuple({(id(each.owner), each.name): each for each in places}.values())
+    return list(found.values())
 
 
-def _function(value: Any) -> FunctionType | None:
+def _function(value: Any) -> FunctionType | Cached[Any] | None:
     """Return the user's function that a value is, or is bound from."""
     function = getattr(value, "__func__", value)
-    is_own = isinstance(function, FunctionType) and not _is_foreign(function)
+    is_own = isinstance(function, FunctionType | Cached) and not _is_foreign(function)
     return function if is_own else None
 
 

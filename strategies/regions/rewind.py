@@ -386,6 +386,7 @@ def python_state_kept(model: nn.Module, blocks: Iterable[nn.Module], *, remedy: 
     finally:
         state.put()
         outer.put_back()
+        outer.clear_caches()
 
 
 def python_state(module: nn.Module) -> Callable[[], bool]:
@@ -394,6 +395,12 @@ def python_state(module: nn.Module) -> Callable[[], bool]:
     That are attributes of its modules, and what objects among them hold.
     """
     return replace(_State.of(module, Rewind(), has_tensors=False), numbers=()).is_current
+
+
+def state_around(module: nn.Module) -> Callable[[], bool]:
+    """Return the same, with attributes of classes, globals that methods name, and what functions cache."""
+    own, outer = python_state(module), OuterState(module)
+    return lambda: own() and outer.is_current()
 
 
 def noted_state(module: nn.Module) -> Callable[[], None]:

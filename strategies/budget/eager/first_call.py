@@ -12,6 +12,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_leaves
@@ -33,7 +34,8 @@ from strategies.tracing.following import as_with_data
 from strategies.tracing.shadow import Shadow, device_of, shadowed
 from strategies.tracing.without_data import models_errors
 
-_FOLLOWED = "the first call plans on tensors without memory, on which the model raises"
+_FIRST = "the first call plans on tensors without memory"
+_FOLLOWED = f"{_FIRST}, on which the model raises"
 _REMEDY = "write a plan of a step by Budget.write_plan and give it as ac.plan_file, as trials do"
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
 """Namespaces of the operators that ranks run together."""
@@ -128,6 +130,7 @@ class PlansAtFirstCall:
             carrying_out.enclose(made.plan, self.budget.modules_of(module))
             self.plan = made.plan
         results = self._run(module, body, args, kwargs)
+        _refuse_left((args, kwargs), results)
         self._await_backward(results)
         return results
 
@@ -184,6 +187,21 @@ class PlansAtFirstCall:
         return Observation()
 
 
+def _refuse_left(given: Any, results: Any) -> None:
+    """Refuse results without memory: a tensor of the step that was planned is kept outside of the model.
+
+    Raises:
+        StrategyError: some are.
+    """
+    if _has_fakes(results) and not _has_fakes(given):
+        problem = f"{_FIRST}, and the model has kept one where nobody finds it"
+        raise StrategyError("ac", f"{problem}; keep it as an attribute of a module, or {_REMEDY}")
+
+
+def _has_fakes(values: Any) -> bool:
+    return any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(values))
+
+
 def _has_run(holder: list[_Awaited], *_gradients: Any) -> None:
     """Let a call go whose backward has begun; a hook of autograd's node."""
     holder.clear()
@@ -205,7 +223,7 @@ def _own_gradients_stay(model: nn.Module) -> Iterator[None]:
         for parameter, gradient in gradients.values():
             parameter.grad = gradient
     if reached is not None:
-        problem = f"the first call plans on tensors without memory, and a forward reaches {reached!r} itself"
+        problem = f"{_FIRST}, and a forward reaches {reached!r} itself"
         raise StrategyError("ac", f"{problem}, as one that is set on an instance does; {_REMEDY}")
 
 
@@ -274,7 +292,7 @@ class _RefusesCollectives(OperatorMode):
             StrategyError: it is a collective.
         """
         if getattr(func, "namespace", "") in _COLLECTIVES:
-            problem = "the first call plans on tensors without memory, and the model runs the collective"
+            problem = f"{_FIRST}, and the model runs the collective"
             raise StrategyError("ac", f"{problem} {func}; on each rank {_REMEDY}")
         return func(*args, **kwargs)
 

@@ -23,7 +23,7 @@ from strategies.estimate.tensors import tensors_in
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.inner_units import gathered_aside, inner_units
 from strategies.regions.recomputation import Recomputation
-from strategies.regions.rewind import python_state
+from strategies.regions.rewind import state_around
 from strategies.regions.saved_tensors import unpacked
 from strategies.step.call_sizes import (
     FIRST_CALL,
@@ -249,7 +249,7 @@ class PlannedModule:
         if tape is None:
             return body(*args, **kwargs)
         tape.follows(module)
-        is_as_found = _always if self._has_run or self.is_compiled else python_state(module)
+        is_as_found = _always if self._has_run or self.is_compiled else state_around(module)
         tape.may_be_first = is_as_found is not _always
         is_paused = False
         try:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import pytest
@@ -230,6 +232,30 @@ def in_a_buffer(block: Any, h: Tensor) -> Tensor:
     return result
 
 
+def table_of(size: int) -> Tensor:
+    return (torch.arange(size) / 8).cos()
+
+
+cached_table_of = functools.cache(table_of)
+HIDDEN = SimpleNamespace(table_of=functools.cache(table_of))
+MADE: dict[int, Tensor] = {}
+
+
+def in_a_global(_: Any, h: Tensor) -> Tensor:
+    if WIDE not in MADE:
+        MADE[WIDE] = table_of(WIDE)
+    return h.exp() * MADE[WIDE]
+
+
+def in_a_cache(_: Any, h: Tensor) -> Tensor:
+    return h.exp() * cached_table_of(WIDE)
+
+
+def in_a_hidden_cache(_: Any, h: Tensor) -> Tensor:
+    result: Tensor = h.exp() * HIDDEN.table_of(WIDE)
+    return result
+
+
 TABLES: dict[str, tuple[Between, Parts]] = {
     "in an attribute": (in_an_attribute, lambda: {"table": None}),
     "in a buffer": (in_a_buffer, lambda: {"table": torch.empty(0)}),
@@ -245,3 +271,28 @@ def test_a_first_call_may_make_what_later_calls_find(
 ) -> None:
     with pytest.warns(UserWarning, match=re.escape(FIRST_CALL)):
         examine(of(between, parts), rows())
+
+
+@pytest.mark.parametrize("between", [in_a_cache, in_a_global])
+def test_a_first_call_leaves_no_tensor_without_memory_outside_of_the_model(between: Between) -> None:
+    cached_table_of.cache_clear()
+    MADE.clear()
+    planned = Budget(fraction=0.9, layers_fqn="layers").apply(of(between)())
+    with pytest.warns(UserWarning, match=re.escape(FIRST_CALL)):
+        planned(rows())
+    assert type(cached_table_of(WIDE)) is type(MADE.get(WIDE, rows())) is Tensor
+    assert are_equal(trained(of(between)(), rows()), trained(planned, rows()))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch takes tensors for those without memory
+def test_refusal_of_a_cache_that_nobody_finds() -> None:
+    HIDDEN.table_of.cache_clear()
+    planned = Budget(fraction=0.9, layers_fqn="layers").apply(of(in_a_hidden_cache)())
+    with pytest.raises(StrategyError) as error:
+        planned(rows())
+    HIDDEN.table_of.cache_clear()
+    assert str(error.value) == (
+        "ac: the first call plans on tensors without memory, and the model has kept one where nobody finds "
+        "it; keep it as an attribute of a module, or write a plan of a step by Budget.write_plan and give it "
+        "as ac.plan_file, as trials do"
+    )
