@@ -254,7 +254,6 @@ REPEATED: dict[str, tuple[str, ...]] = {
     "tests/harness/trial/test_microbatches.py::test_ranks_reduce_gradients": (
         *("[ddp2", "[shard2", "[tp2", "[fsdp1 offload"),
     ),
-    "tests/harness/trial/test_microbatches.py::test_four_ranks_reduce_gradients": ("[hsdp2x2-last",),
     "tests/harness/trial/test_distance.py::test_no_variant_is_below_its_bound": ("[gpt",),
     "tests/parity/test_matrix.py::test_is_bitwise_neutral[budget": ("gpt-tp2", "-mlp-"),
     "tests/parity/test_matrix.py::test_is_bitwise_neutral[budget-mlp-shard2_tp2": (),
@@ -316,6 +315,7 @@ REPEATED: dict[str, tuple[str, ...]] = {
     "tests/harness/report/wandb/test_publisher.py::test_a_killed_service": (),  # a full disk is default
     "tests/slurm/test_sweeps.py::test_two_shapes": (),
     "tests/bench/test_widths.py": (),
+    "tests/harness/trial/test_microbatches.py::test_four_ranks": (),
     "tests/bench/test_step_times.py": (),
     "tests/matrix/test_nested_models.py::test_an_architecture_is_equal": (),
     "tests/parity/test_sharding.py::test_is_neutral_within_tolerance": ("gpt-tp2",),
@@ -403,7 +403,7 @@ REPEATED: dict[str, tuple[str, ...]] = {
     "tests/harness/report/wandb/test_workspace_report.py::test_a_loopback_stub": (),
     "tests/hydra_plugins/test_entry.py::test_a_command_whose_output": ("[acbench",),
     "tests/strategies/regions/test_split_backward.py::test_example": (),
-    "tests/strategies/chunk/test_tiles.py::test_parity": ("[shard2",),
+    "tests/strategies/chunk/test_tiles.py::test_parity": ("[single",),
     "tests/strategies/chunk/test_tiles.py::test_each_named": ("[3]",),
     "tests/strategies/ac/test_laws.py::test_independence": (
         *(
@@ -526,10 +526,11 @@ REPEATED: dict[str, tuple[str, ...]] = {
 Most show again what a kept row shows. Some do not, and `make test` lacks them for its time: Inductor under a
 byte budget, compiled plans on ranks and for smaller inputs, plans of ranks with unlike steps carried out, the
 page on a phone, two drivers of one Slurm sweep, a killed one, two shapes in one, the lighter variants on four
-ranks, the end of an agent of two nodes, other axes next to experts of stages, stages of parts of the sequence
-and the collectives of those parts, an option that differs and the command of a user's model, `acbench.fit`
-from a program, a report in a workspace of W&B, the example of a backward in two parts, and the files for the
-GPU without other packages, with a group of one and with two parts of a context."""
+ranks, gradients of micro-batches reduced on four ranks, the end of an agent of two nodes, other axes next to
+experts of stages, stages of parts of the sequence and the collectives of those parts, an option that differs
+and the command of a user's model, `acbench.fit` from a program, a report in a workspace of W&B, the example
+of a backward in two parts, and the files for the GPU without other packages, with a group of one and with two
+parts of a context."""
 
 
 GOING: dict[str, tuple[str, ...]] = {
@@ -580,7 +581,7 @@ GOING: dict[str, tuple[str, ...]] = {
         *("[an odd environment", "[a huge integer"),
     ),
     "tests/harness/check/test_neutrality.py::test_passes": ("[a save list", "[a hook with state", "[torch's"),
-    "tests/gallery/test_meshes.py::test_a_defect": ("[stale_backward", "[unreduced"),
+    "tests/gallery/test_meshes.py::test_a_defect": ("[uncut", "[stale_backward", "[unreduced"),
     "tests/strategies/chunk/test_changes.py::test_inputs": (
         "[one tensor first-forward",
         "[two tensors first-training",
@@ -588,7 +589,10 @@ GOING: dict[str, tuple[str, ...]] = {
     "tests/strategies/chunk/running/test_proof.py::test_what_layers": ("[an attribute of",),
     "tests/strategies/chunk/planning/test_chunk_plan.py::test_the": ("[fused attention]",),
     "tests/strategies/chunk/planning/test_head_and_loss.py::test_logits": ("[weights, smooth",),
-    "tests/strategies/budget/planning/test_rerun.py::test_time": ("[flops-1.0",),
+    "tests/strategies/budget/planning/test_rerun.py::test_time": (
+        "[time-0.0-False",
+        "[flops-1.0",
+    ),
     "tests/strategies/budget/planning/test_rerun.py::test_bytes": ("-1]", "-2]"),
     "tests/strategies/budget/planning/test_lower_bound.py::test_moments": (
         *("[1-", "[4-", "[6-", "[10-", "[12-", "[14-", "[16-", "[17-", "[18-"),
@@ -671,6 +675,8 @@ GOING: dict[str, tuple[str, ...]] = {
     "tests/strategies/budget/planning/test_planner.py::test_a_call": ("[no operator",),
     "tests/strategies/budget/planning/test_planner.py::test_what_may": ("[aten.silu",),
     "tests/gallery/test_users.py::test_the": (
+        "[SwitchesWay",
+        "[HookThatCounts",
         "[AttributeOfA",
         "[input_cleared",
         "[slope_bound",
@@ -833,6 +839,15 @@ GOING: dict[str, tuple[str, ...]] = {
     "tests/harness/predict/test_batch_sizes.py::test_steps_that": ("[an operator less",),
     "tests/harness/trial/test_assemble.py::test_ranks_train": ("[half_linears ac=full mesh=shard2",),
     "tests/strategies/budget/planning/test_known_plans.py::test_a_kept": ("[0]",),
+    "tests/parity/test_chunks.py::test_chunks_are": ("[mlp-minimum-shard2-offload",),
+    "tests/parity/test_experts.py::test_variants": ("[ep2_capacity, nested",),
+    "tests/strategies/ac/test_laws.py::test_a_copy_of_the_model": ("[pickle-budget]",),
+    "tests/strategies/budget/eager/test_ordered_tape.py::test_a_copy": ("[deepcopy",),
+    "tests/strategies/budget/planning/test_planner.py::test_a_refusal": ("[a checkpoint inside",),
+    "tests/strategies/chunk/planning/test_training_schedules.py::test_gradients": ("[triangle",),
+    "tests/harness/check/test_neutrality.py::test_probes": ("[state shared by",),
+    "tests/harness/measure/gloo/test_wait.py::test_bytes_do": ("[tp",),
+    "tests/strategies/budget/planning/test_planner.py::test_little_room": ("[16384-0.0",),
 }
 """Dear rows that only `make matrix` runs: starts of names, and words of what goes.
 
