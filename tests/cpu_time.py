@@ -24,6 +24,8 @@ FAILS_S = 3 * SLOW_S
 """What such a test must not take, times `slowness`: beyond it the run fails."""
 FIXED_WORK_S = 0.1
 """What the fixed piece of work takes where the limits were set."""
+BRIEF_S = 0.002
+"""What takes less time counts with what follows: to ask all descendants takes half a millisecond."""
 COST = "cost"
 """Property of a report: CPU seconds, whether the test is marked `slow`, and the machine's slowness, which is
 measured only after a test that may fail the run."""
@@ -54,8 +56,10 @@ class CpuTime:
         self, item: pytest.Item
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        now_s = cpu_s()
-        spent_s, times_slower, self._before_s = now_s - self._before_s, 1.0, now_s
+        spent_s, times_slower = 0.0, 1.0
+        if report.duration > BRIEF_S:
+            now_s = cpu_s()
+            spent_s, self._before_s = now_s - self._before_s, now_s
         if spent_s > FAILS_S:
             times_slower, self._before_s = slowness(), cpu_s()
         is_slow = item.get_closest_marker("slow") is not None
