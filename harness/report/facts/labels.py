@@ -23,6 +23,9 @@ _OF_THE_CHOICE = ("wrap_order",)
 _SPLIT = ("kwargs", "overrides")
 """Options that hold options."""
 
+_FOUND = "module_classes"
+"""Option that is found for each model, where nobody names it."""
+
 _UNKNOWN = "?"
 _MOST_CHARACTERS = 200  # of the value of an option
 
@@ -159,20 +162,29 @@ def _used_defaults(group: str, all_options: Sequence[Mapping[str, Any]]) -> dict
 
 def _swept_options(experiments: Sequence[ExperimentFields]) -> set[tuple[str, str, str]]:
     """Return `(group, choice, option)` of what differs between experiments with the same choice."""
-    peers: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    peers: dict[tuple[str, str], list[tuple[str, Mapping[str, Any]]]] = {}
     for experiment in experiments:
+        model = repr(experiment.get("model"))
         for group in _GROUPS:
             options = experiment.get(group)
             if isinstance(options, Mapping):
-                peers.setdefault((group, group_name(experiment, group)), []).append(_flat(options))
+                peers.setdefault((group, group_name(experiment, group)), []).append((model, _flat(options)))
     found = {
         (group, name, option)
         for (group, name), same in peers.items()
-        for option in {option for options in same for option in options}
-        if any(options.get(option) != same[0].get(option) for options in same)
+        for option in {option for _, options in same for option in options}
+        if _differs(option, same)
     }
     # files and functions of different names need no digests to be told apart
     return found - {(group, name, "digest") for group, name, option in found if option in {"path", "factory"}}
+
+
+def _differs(option: str, same: Sequence[tuple[str, Mapping[str, Any]]]) -> bool:
+    """Say whether an option differs between trials, each with its model; one that is found, for one model."""
+    values: dict[str, list[object]] = {}
+    for model, options in same:
+        values.setdefault(model if option == _FOUND else "", []).append(options.get(option))
+    return any(value != of_one[0] for of_one in values.values() for value in of_one)
 
 
 def _swept_scalars(experiments: Sequence[ExperimentFields]) -> set[str]:

@@ -295,6 +295,19 @@ LABELS = [
         ["full", "full"],
         id="what the model hands on",
     ),
+    pytest.param(
+        [
+            experiment(ac={"module_classes": []}),
+            experiment(model={"name": "m"}, ac={"module_classes": ["ResBlock"]}),
+        ],
+        ["full", "full"],
+        id="classes that are found for each model",
+    ),
+    pytest.param(
+        [experiment(ac={"module_classes": []}), experiment(ac={"module_classes": ["ResBlock"]})],
+        ["full module_classes=[]", "full module_classes=[ResBlock]"],
+        id="classes that differ for one model",
+    ),
     pytest.param([experiment(), {"ac": "fulll", "seed": 0}], ["full", "fulll"], id="a refused experiment"),
 ]
 
