@@ -12,13 +12,16 @@ from tests.rank_pool import RankPool
 
 
 @pytest.fixture
-def unequal_ranks(pool2: RankPool, pool4: RankPool) -> Callable[[Experiment], dict[int, list[str]]]:
+def unequal_ranks(request: pytest.FixtureRequest) -> Callable[[Experiment], dict[int, list[str]]]:
     """Return a function that proves a case and returns what differs from its twin, by rank that finds it."""
-    pools = {2: pool2, 4: pool4}
 
     def of(case: Experiment) -> dict[int, list[str]]:
         size = case.mesh.world_size
-        found = [cases.prove(0, case)] if size == 1 else pools[size].run(cases.prove, case)
+        if size == 1:
+            found = [cases.prove(0, case)]
+        else:
+            pool: RankPool = request.getfixturevalue(f"pool{size}")  # ranks start where a case needs them
+            found = pool.run(cases.prove, case)
         assert len(found) == size
         return {rank: differs for rank, differs in enumerate(found) if differs}
 
