@@ -110,6 +110,8 @@ def is_distinguishable(ratio: Ratio) -> bool:
 
 @lru_cache  # the same samples are judged for each record that has them
 def _bootstrap_interval(values: tuple[float, ...]) -> tuple[float, float]:
+    if min(values) == max(values):  # so is each resample
+        return values[0], values[0]
     generator = random.Random(_SEED)  # noqa: S311 (resampling, not cryptography)
     medians = sorted(median(generator.choices(values, k=len(values))) for _ in range(_RESAMPLES))
     return _quantile(medians, _TAIL), _quantile(medians, 1 - _TAIL)
