@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -88,7 +89,7 @@ def run_task(
             outcome.results,
             environment=environment,
             predicted=predicted,
-            note=note_of(task.experiment, mode) if outcome.results else _NOTES[mode],
+            note=_note(task.experiment, mode, outcome.results),
         )
         # a rank counts the cores of the machine
         record = replace(record, environment=record.environment | {"cpus": resources.core_count})
@@ -187,10 +188,24 @@ def rank_job(plan: TrialPlan, trial_dir: Path, resources: Resources) -> RankJob:
     )
 
 
-def note_of(experiment: Experiment, baseline: str) -> str | None:
-    """Return what a reader of the record should know: how the twin ran, and why numbers may differ."""
+def _note(experiment: Experiment, baseline: str, results: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the note of a trial; nothing of tolerances where ranks have measured nothing."""
+    levels = {parity["level"] for result in results if (parity := result.get("parity")) is not None}
+    return note_of(experiment, baseline, levels) if results else _NOTES[baseline]
+
+
+def note_of(
+    experiment: Experiment, baseline: str, levels: AbstractSet[str] = frozenset({"tolerance"})
+) -> str | None:
+    """Return what a reader of the record should know: how the twin ran, and why numbers may differ.
+
+    Args:
+        levels: of what ranks compared: a plan of chunks that has none differs in nothing.
+    """
     first, *others = chain(experiment)
     parts = [_NOTES[baseline]]
+    if levels == {"bitwise"}:
+        return parts[0]
     if first.tolerance is not None:
         far = f"within {first.tolerance.bounds} of the twin{first.tolerance.exception}"
         parts.append(f"{far}: {first.tolerance.reason}")

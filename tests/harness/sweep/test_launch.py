@@ -292,6 +292,12 @@ def test_the_note_says_how_the_twin_ran_and_why_numbers_may_differ(
     assert note_of(experiment_of("ac=full"), baseline) == note
 
 
+def test_the_note_says_nothing_of_a_tolerance_that_no_rank_needed() -> None:
+    experiment = experiment_of("ac=budget ac.fraction=0.9 chunk=budget")
+    assert "within 0.001 of the twin" in (note_of(experiment, "paired", {"tolerance"}) or "")
+    assert note_of(experiment, "paired", {"bitwise"}) is None
+
+
 def test_the_note_says_where_parameters_have_a_tolerance_of_their_own() -> None:
     note = note_of(experiment_of("mesh=tp2 shard=megatron"), "paired")
     assert note == (
