@@ -200,7 +200,7 @@ def note_of(
     """Return what a reader of the record should know: how the twin ran, and why numbers may differ.
 
     Args:
-        levels: of what ranks compared: a plan of chunks that has none differs in nothing.
+        levels: levels at which ranks compared: a plan of chunks that has none is bitwise equal.
     """
     first, *others = chain(experiment)
     parts = [_NOTES[baseline]]
