@@ -5,8 +5,9 @@ where nobody holds a value of a block for it (`held_bytes`); when a node asks fo
 holds it. A schedule *leaves backward to autograd* if all of that stays. It only decides which of the values
 that nodes ask for are kept or moved to the host, and which the operators of forward make again, across blocks
 and as often as it likes: what a block hands on is such a value, though the captured step holds it where
-several blocks ask for it. What operators outside of blocks make, or ask for, lives as it does without a plan.
-An operator that writes to a storage in place runs again with the storage's maker.
+several blocks ask for it. What operators outside of blocks make is never made again: what runs again holds
+it. What they ask for lives as it does without a plan. An operator that writes to a storage in place runs
+again with the storage's maker.
 
 Take a moment m after the last forward of a block, and in any such schedule:
 
@@ -15,7 +16,8 @@ Take a moment m after the last forward of a block, and in any such schedule:
 3. A value that a node asks for at m or later, and that is not there by 1 or 2, is carried through m, maybe on
    the host (`there` = 1), or made after m (`again` = 1): `there` + `again` >= 1.
 4. What is made after m has been made before, in forward, so its cost is paid again. What its maker reads is
-   there, carried or made after m: `there` + `again` >= `again` of the reader.
+   there, carried or made after m: `there` + `again` >= `again` of the reader. `again` of what comes from
+   outside of the blocks is 0.
 5. What is held and carried is within the budget, and what waits on the host in the room there.
 
 The bound is the largest over several m (`recomputation`).
@@ -41,7 +43,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strategies.budget.planning.block_program import PlannedCall
-from strategies.budget.planning.recomputation import Maker, Moment, Recomputation
+from strategies.budget.planning.recomputation import OUTSIDE, Maker, Moment, Recomputation
 from strategies.budget.planning.units import Unit
 from strategies.step.step_graph import BlockCall, StepGraph, StepOperator
 
@@ -80,7 +82,8 @@ class Backward:
     """Backward of one step, as every schedule runs it.
 
     Fields:
-        makers: the maker in forward of each storage that can be made again.
+        makers: the maker in forward of each storage that can be made again, and `OUTSIDE` of others that
+            blocks read or ask for.
         nbytes: bytes of each storage.
         requests: the values that nodes ask for, on storages with a maker.
         deaths: the last moment at which each of these storages lives where nobody holds it for backward.
@@ -103,13 +106,15 @@ class Backward:
             graph: the step.
             calls: the calls of its blocks, one for each of the graph.
         """
-        makers = {
+        made = {
             storage: maker
             for captured, call in zip(graph.calls, calls, strict=True)
             for storage, maker in _makers(graph, captured, call)
         }
+        outside = {each for call in calls for each in call.outer_storages} - graph.gathered
+        makers: Mapping[int, Maker] = {**dict.fromkeys(sorted(outside), OUTSIDE), **made}
         asked = (each for call in graph.calls for each in (*call.redemptions, *call.shared))
-        unshared = {storage: at for storage, at in graph.unshared.items() if storage in makers}
+        unshared = {storage: at for storage, at in graph.unshared.items() if storage in made}
         held = graph.held_bytes.copy()
         for storage, last in unshared.items():
             held[last + 1 : graph.deaths[storage] + 1] -= graph.nbytes[storage]

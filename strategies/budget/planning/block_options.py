@@ -236,8 +236,9 @@ class CallOptions:
             chosen: the options.
             tried: what was tried next to chosen ones before; it is added to.
         """
-        near = self._near(chosen, self.call.program.fleeting_chains, tried, 0)
-        return self._extended([], near, tried)
+        program = self.call.program
+        near = self._near(chosen, program.fleeting_chains, tried, 0)
+        return self._extended([], (*near, *_with_operands(program, chosen)), tried)
 
     def _near(
         self, options: Sequence[Option], anew: frozenset[int], tried: set[Fates], number: int
@@ -405,6 +406,22 @@ def _neighbours(
         for part in alike:
             if not part & ~anew:
                 yield Fates(fates.keep, fates.moved, fates.again ^ part)
+
+
+def _with_operands(program: BlockProgram, options: Sequence[Option]) -> Iterable[Fates]:
+    """Yield the decisions that make storages more anew for each reader, with what only they are made of.
+
+    Operands that autograd does not save wait from the first run to the last else, and nothing is spared.
+    """
+    bits_of = program.runs.bits_of
+    alike, fleeting = list(map(bits_of, program.alike)), bits_of(program.fleeting_chains)
+    for option in options:
+        fates = Fates.of(program, option.decision)
+        may_pass = fleeting & ~(fates.keep | fates.moved | fates.again)
+        for part in alike:
+            operands = 0 if part & ~may_pass else program.unsaved_operands(part) & may_pass
+            if operands:
+                yield fates._replace(again=fates.again | part | operands)
 
 
 def _near(

@@ -124,6 +124,11 @@ class BlockProgram:
                 often.update(unit.reads if is_chain else ())
         return frozenset() if self.asks_in_forward else frozenset(found) - self.pinned
 
+    def unsaved_operands(self, storages: int) -> int:
+        """Return what some storages are made of, back to what autograd saves, all as bits."""
+        made = Run(self.runs, self.runs.making(storages, self.saved_bits & ~storages)).makes
+        return made & ~(self.saved_bits | storages)
+
     @cached_property
     def alike(self) -> tuple[frozenset[int], ...]:
         """Sets of storages that decisions try together: each alone, and of a loop those of many steps.

@@ -59,6 +59,10 @@ the search for another one."""
 _REFINEMENTS = 12
 """Times that decisions next to the chosen ones are tried, while plans get cheaper."""
 
+_NEARBY = (0.97, 1.03)
+"""Budgets, as shares of the one that is asked for, whose choices are refined, too: two changes, of which one
+takes bytes and the other spares them, begin there."""
+
 _MOST_CHAINS = 24
 """Chains that are not equal to another one and are searched for options."""
 
@@ -332,7 +336,8 @@ class Planner:
         for _ in range(_REFINEMENTS):
             if self._cost_of_choice(least) <= enough:
                 break
-            self._extend(stages, spans, least, tried)
+            nearby = (self._within_bytes(int(share * budget_bytes), stages, spans) for share in _NEARBY)
+            self._extend(stages, spans, [*least, *(each for chosen in nearby for each in chosen)], tried)
             found = min(
                 self._all_within(budget_bytes, stages, spans, enough), key=self._cost_of_choice, default=least
             )
@@ -340,6 +345,13 @@ class Planner:
                 break
             least = found
         return least, stages, spans
+
+    def _within_bytes(
+        self, budget_bytes: int, stages: Sequence[Stage], spans: Sequence[Span]
+    ) -> list[Chosen]:
+        """Return the cheapest choice by the model of bytes; nothing where it has none."""
+        choices = cheapest(stages, budget_bytes, self._host_bytes, spans)
+        return [] if choices is None else self._chosen(choices, stages, spans)
 
     def _extend(
         self,

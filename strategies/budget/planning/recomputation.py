@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -72,6 +72,10 @@ class Maker:
 
     reads: frozenset[int]
     cost: float
+
+
+OUTSIDE = Maker(reads=frozenset(), cost=math.inf)
+"""What makes a storage that nothing makes again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,8 +197,8 @@ class Recomputation:
         storages = sorted(needed(moment.wanted - moment.there, lambda each: self._reads(each, moment)))
         there = {storage: programme.unknown() for storage in storages}
         makers = dict.fromkeys(self._makers[storage] for storage in storages)
-        again = {maker: programme.unknown(maker.cost) for maker in makers}
-        return _Window(there, again, again if is_last else {maker: programme.unknown() for maker in makers})
+        again = {maker: programme.unknown(maker.cost) for maker in makers if maker is not OUTSIDE}
+        return _Window(there, again, again if is_last else {maker: programme.unknown() for maker in again})
 
     def _cover(
         self,
@@ -205,11 +209,16 @@ class Recomputation:
     ) -> None:
         """Enter that what is wanted, and what its makers read, is there or made."""
         for storage in wanted:
-            programme.at_least(1.0, (there[storage], 1.0), (runs[self._makers[storage]], 1.0))
+            programme.at_least(1.0, (there[storage], 1.0), *self._made(storage, runs))
         for maker in runs:
             for read in maker.reads & there.keys():
-                run = runs[self._makers[read]]
-                programme.at_least(0.0, (there[read], 1.0), (run, 1.0), (runs[maker], -1.0))
+                made = self._made(read, runs)
+                programme.at_least(0.0, (there[read], 1.0), *made, (runs[maker], -1.0))
+
+    def _made(self, storage: int, runs: Mapping[Maker, int]) -> Iterator[tuple[int, float]]:
+        """Yield the unknown of what makes a storage, if anything does."""
+        if self._makers[storage] is not OUTSIDE:
+            yield runs[self._makers[storage]], 1.0
 
     def _follow(self, programme: _Programme, now: _Window, then: _Window) -> None:
         """Enter that what runs now or later runs in a window, and what is carried on was there or made."""
@@ -217,8 +226,8 @@ class Recomputation:
             after = [(then.later[maker], 1.0)] if maker in then.later else []
             programme.at_least(0.0, (now.again[maker], 1.0), *after, (later, -1.0))
         for storage in now.there.keys() & then.there.keys():
-            made = now.again[self._makers[storage]]
-            programme.at_least(0.0, (now.there[storage], 1.0), (made, 1.0), (then.there[storage], -1.0))
+            made = self._made(storage, now.again)
+            programme.at_least(0.0, (now.there[storage], 1.0), *made, (then.there[storage], -1.0))
 
     def _reads(self, storage: int, moment: Moment) -> frozenset[int]:
         return (self._makers[storage].reads & self._makers.keys()) - moment.there

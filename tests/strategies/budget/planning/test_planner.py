@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from strategies.budget.planning.block_options import CallOptions, Option
+from strategies.budget.planning.block_options import CallOptions, Option, _with_operands
 from strategies.budget.planning.lower_bound import LowerBound
 from strategies.budget.planning.planner import BudgetBelowMinimum, Planner
 from strategies.budget.planning.simulation import Decision
@@ -78,7 +78,7 @@ def test_little_room_on_the_host_makes_no_plan_dearer(host_bytes: int, dropout: 
 
 
 def test_decisions_next_to_those_of_a_plan_make_it_cheaper(monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = [
+    blocks: list[nn.Module] = [
         nn.Sequential(
             Residual(nn.Sequential(linear(a, 2 * b), nn.GELU(), linear(2 * b, a))), linear(a, b), nn.Tanh()
         )
@@ -91,6 +91,19 @@ def test_decisions_next_to_those_of_a_plan_make_it_cheaper(monkeypatch: pytest.M
     assert plan.extra_flops <= plan.lower_bound_autograd_flops + 1
     monkeypatch.setattr("strategies.budget.planning.planner._REFINEMENTS", 0)
     assert found.plan(budget).extra_flops > plan.extra_flops
+
+
+def test_what_is_made_anew_takes_along_what_only_it_is_made_of() -> None:
+    block = nn.Sequential(Residual(linear(16, 16)), nn.GELU(), linear(16, 16))
+    caller = Planner(captured(Blocks([block]), torch.randn(256, 16)))._callers[0]
+    program = caller.call.program
+    unsaved, total = (unit.makes[0] for unit in program.units[:2])
+    assert total in program.saved
+    assert unsaved not in program.saved
+    option = caller.option(Decision())
+    found = [each.decided(program).again for each in _with_operands(program, [option])]
+    assert {unsaved, total} in found
+    assert caller.option(Decision(again=frozenset({total}))).backward_bytes == option.backward_bytes
 
 
 def test_a_budget_that_needs_nothing_gives_a_plain_plan() -> None:
