@@ -71,10 +71,14 @@ def unpacked(packed: Packed) -> Tensor:
     return packed()
 
 
-def kept(saved: Tensor) -> Packed:
-    """Return `saved` itself, where it is."""
+def kept(saved: Tensor, *, is_result: bool = True) -> Packed:
+    """Return `saved` itself, where it is.
+
+    Args:
+        is_result: whether the node that saves it may have made it.
+    """
     # the result of an operator refers to the node that saves it: kept as it is, neither is ever freed
-    tensor = saved if saved.grad_fn is None else without_graph(saved)
+    tensor = without_graph(saved) if is_result and saved.grad_fn is not None else saved
     return partial(_checked, tensor, saved._version)  # noqa: SLF001 (as autograd checks it)
 
 
