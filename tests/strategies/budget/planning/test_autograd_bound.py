@@ -204,6 +204,7 @@ def compared(graph: StepGraph) -> Iterator[tuple[float, float]]:
 @pytest.mark.parametrize(
     ("values", "how"),
     [(4, {}), (6, {}), (4, {"writes": True}), (6, {"writes": True}), (6, {"outside": True})],
+    ids=["4-", "6-", "4-writes", "6-writes", "6-outside"],
 )
 def test_no_schedule_of_a_written_step_beats_the_bound(values: int, how: dict[str, bool]) -> None:
     found = [each for seed in range(12) for each in compared(written(values, seed=seed, **how))]
