@@ -238,7 +238,8 @@ class CallOptions:
         """
         program = self.call.program
         near = self._near(chosen, program.fleeting_chains, tried, 0)
-        return self._extended([], (*near, *_with_operands(program, chosen)), tried)
+        together = _some(_with_operands(program, chosen), tried, _FEWEST_TRIED)
+        return self._extended([], (*near, *together), tried)
 
     def _near(
         self, options: Sequence[Option], anew: frozenset[int], tried: set[Fates], number: int
@@ -246,11 +247,9 @@ class CallOptions:
         """Return neighbours of options that were not tried, or every so many of them from one on."""
         program = self.call.program
         near = _neighbours(program, options, self._movable, anew)
-        fresh = [each for each in dict.fromkeys(near) if each not in tried]
         runs = sum(len(each.effect.runs) for each in options) // len(options)
         simulated = max(len(program.units), runs, 1)
-        stride = len(fresh) // max(_FEWEST_TRIED, _MOST_SIMULATED // simulated) + 1
-        return fresh[number % stride :: stride]
+        return _some(near, tried, max(_FEWEST_TRIED, _MOST_SIMULATED // simulated), number)
 
     def _extended(
         self, options: Sequence[Option], all_fates: Iterable[Fates], tried: set[Fates]
@@ -408,10 +407,18 @@ def _neighbours(
                 yield Fates(fates.keep, fates.moved, fates.again ^ part)
 
 
+def _some(near: Iterable[Fates], tried: set[Fates], most: int, number: int = 0) -> Sequence[Fates]:
+    """Return decisions that were not tried: all, or every so many of them from one on."""
+    fresh = [each for each in dict.fromkeys(near) if each not in tried]
+    stride = len(fresh) // most + 1
+    return fresh[number % stride :: stride]
+
+
 def _with_operands(program: BlockProgram, options: Sequence[Option]) -> Iterable[Fates]:
     """Yield the decisions that make storages more anew for each reader, with what only they are made of.
 
-    Operands that autograd does not save wait from the first run to the last else, and nothing is spared.
+    Operands that autograd does not save wait from the first run to the last else, and nothing is spared. Also
+    those that make others no longer anew in their place.
     """
     bits_of = program.runs.bits_of
     alike, fleeting = list(map(bits_of, program.alike)), bits_of(program.fleeting_chains)
@@ -419,9 +426,13 @@ def _with_operands(program: BlockProgram, options: Sequence[Option]) -> Iterable
         fates = Fates.of(program, option.decision)
         may_pass = fleeting & ~(fates.keep | fates.moved | fates.again)
         for part in alike:
-            operands = 0 if part & ~may_pass else program.unsaved_operands(part) & may_pass
-            if operands:
-                yield fates._replace(again=fates.again | part | operands)
+            if part & ~may_pass:
+                continue
+            again = fates.again | part | program.unsaved_operands(part) & may_pass
+            yield fates._replace(again=again)
+            for each in alike:
+                if not each & ~fates.again:
+                    yield fates._replace(again=again & ~each)
 
 
 def _near(

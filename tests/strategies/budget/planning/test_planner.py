@@ -103,6 +103,8 @@ def test_what_is_made_anew_takes_along_what_only_it_is_made_of() -> None:
     option = caller.option(Decision())
     found = [each.decided(program).again for each in _with_operands(program, [option])]
     assert {unsaved, total} in found
+    near = caller.option(Decision(again=frozenset({total})))
+    assert {unsaved} in [each.decided(program).again for each in _with_operands(program, [near])]
     assert caller.option(Decision(again=frozenset({total}))).backward_bytes == option.backward_bytes
 
 
