@@ -87,23 +87,30 @@ class OuterState:
     def __init__(self, model: nn.Module) -> None:
         self._places = all_places_of(model)
         self._kept = self._read()
-        self._missed = [(each, each.cache_info().misses) for each in _caches_of(model)]
+        self._caches = [(each, each.cache_info()) for each in _caches_of(model)]
 
     def is_current(self) -> bool:
         """Say whether it is what it was, and no function has kept a result by `functools.cache` since."""
-        is_missed = any(cache.cache_info().misses != misses for cache, misses in self._missed)
-        return not is_missed and all(kept.is_current() for kept in self._kept)
+        return not self._changed_caches() and all(kept.is_current() for kept in self._kept)
 
     def put_back(self) -> None:
         """Make it what it was."""
         for kept in self._kept:
             kept.put_back()
 
-    def clear_caches(self) -> None:
-        """Let functions that have kept a result since by `functools.cache` forget all that they keep."""
-        for cache, misses in self._missed:
-            if cache.cache_info().misses != misses:
-                cache.cache_clear()
+    def clear_caches(self) -> list[str]:
+        """Let functions that have kept a result since by `functools.cache` forget all that they keep.
+
+        Returns:
+            The names of those that had kept results before, which are lost, too.
+        """
+        changed = self._changed_caches()
+        for cache, _ in changed:
+            cache.cache_clear()
+        return [cache.__name__ for cache, before in changed if before.currsize]
+
+    def _changed_caches(self) -> list[tuple[Cached[Any], functools._CacheInfo]]:
+        return [each for each in self._caches if each[0].cache_info().misses != each[1].misses]
 
     def forked(self) -> Self:
         """Return another one that begins with the same state."""

@@ -369,7 +369,9 @@ def python_state_kept(model: nn.Module, blocks: Iterable[nn.Module], *, remedy: 
         remedy: what to do where that is impossible.
 
     Raises:
-        StrategyError: a block holds an iterator, which nobody can put back.
+        StrategyError: a block holds an iterator, which nobody can put back; or `functools.cache` has kept
+            more of a function of which it kept results before: all of them are lost, so that none of the
+            copy is found.
     """
     keeper = _Keeper(Rewind(), has_tensors=False)
     for number, part in enumerate(all_modules(model)):
@@ -386,7 +388,14 @@ def python_state_kept(model: nn.Module, blocks: Iterable[nn.Module], *, remedy: 
     finally:
         state.put()
         outer.put_back()
-        outer.clear_caches()
+        lost = outer.clear_caches()
+    if lost:
+        problem = (
+            f"functools.cache kept results of {', '.join(lost)}, and keeps others of tensors without memory"
+        )
+        raise StrategyError(
+            "ac", f"{problem}: all are cleared; run a step of the model first{remedy and f', or {remedy}'}"
+        )
 
 
 def python_state(module: nn.Module) -> Callable[[], bool]:

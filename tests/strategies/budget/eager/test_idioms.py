@@ -284,6 +284,18 @@ def test_a_first_call_leaves_no_tensor_without_memory_outside_of_the_model(betwe
     assert are_equal(trained(of(between)(), rows()), trained(planned, rows()))
 
 
+def test_refusal_of_a_cache_that_has_kept_results_before() -> None:
+    cached_table_of.cache_clear()
+    cached_table_of(WIDE + 1)
+    planned = Budget(fraction=0.9, layers_fqn="layers").apply(of(in_a_cache)())
+    with pytest.raises(StrategyError, match="cache kept results of table_of, and keeps others of tensors"):
+        planned(rows())
+    assert not cached_table_of.cache_info().currsize
+    trained(of(in_a_cache)(), rows())
+    planned(rows())
+    assert type(cached_table_of(WIDE)) is Tensor
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch takes tensors for those without memory
 def test_refusal_of_a_cache_that_nobody_finds() -> None:
     HIDDEN.table_of.cache_clear()
