@@ -71,14 +71,10 @@ def unpacked(packed: Packed) -> Tensor:
     return packed()
 
 
-def kept(saved: Tensor, *, is_result: bool = True) -> Packed:
-    """Return `saved` itself, where it is.
-
-    Args:
-        is_result: whether the node that saves it may have made it.
-    """
+def kept(saved: Tensor) -> Packed:
+    """Return `saved` itself, where it is."""
     # the result of an operator refers to the node that saves it: kept as it is, neither is ever freed
-    tensor = without_graph(saved) if is_result and saved.grad_fn is not None else saved
+    tensor = saved if saved.grad_fn is None else without_graph(saved)
     return partial(_checked, tensor, saved._version)  # noqa: SLF001 (as autograd checks it)
 
 

@@ -168,18 +168,14 @@ def second_backward() -> StrategyError:
 class KeptTicket:
     """Redeemed for a plain tensor that is kept as it is, once in each part of a backward.
 
-    Args:
-        saved: the tensor.
-        is_result: whether the node that saves it may have made it: they would hold one another then.
-
     Attributes:
         is_late: whether backward reads the value later than it asks for it.
     """
 
-    __slots__ = ("__weakref__", "_expected", "_tensor", "is_late")
+    __slots__ = ("_expected", "_tensor", "is_late")
 
-    def __init__(self, saved: Tensor, *, is_result: bool = True) -> None:
-        self._tensor: Tensor | None = alias_of_plain(saved) if is_result else saved
+    def __init__(self, saved: Tensor) -> None:
+        self._tensor: Tensor | None = alias_of_plain(saved)
         self._expected = saved._version  # noqa: SLF001 (as autograd checks it)
         self.is_late = False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from types import CodeType, MethodType, TracebackType
 from typing import Any
@@ -13,30 +13,14 @@ from torch import Tensor
 from torch._C._dynamo import eval_frame
 
 from strategies.estimate.liveness import key_of
-from strategies.step.late_value import JustSaved
+from strategies.step.late_value import READS_ONCE, JustSaved
 from strategies.step.memory_layout import dense_of
 from strategies.step.operator_facts import fake_mode, is_numbered
 from strategies.step.operator_mode import OperatorMode
-from strategies.step.operator_order import (
-    DETACH,
-    LIFT,
-    PASSED,
-    SLEEP,
-    STAY,
-    WAKE,
-    Entry,
-    OperatorOrder,
-    OrderWriter,
-    Saving,
-    nodes_made,
-)
+from strategies.step.operator_order import DETACH, LIFT, PASSED, Entry, OperatorOrder, OrderWriter
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE  # noqa: SLF001 (no public way)
 _mode_of = torch._C._get_dispatch_mode  # noqa: SLF001 (as above)
-_modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001 (as above)
-_mode_at = torch._C._get_dispatch_stack_at  # noqa: SLF001 (as above)
-_push = torch._C._push_on_torch_dispatch_stack  # noqa: SLF001 (as above)
-_pop = torch._C._pop_torch_dispatch_stack  # noqa: SLF001 (as above)
 
 
 class Pause:
@@ -84,12 +68,7 @@ class OrderedMode(OperatorMode):
         self._saved = JustSaved(storage_of)
         self._writer: OrderWriter | None = None
         self._outside: set[int] = set()
-        self._rest: Iterator[Entry] = iter(())
-        self._savings: Iterator[Saving] = iter(())
-        self._order: OperatorOrder | None = None
-        self._saving: Saving | None = None
-        self._depth = self._nodes = self._followed = 0
-        self._is_asleep = self._has_slept = False
+        self._next_number: Callable[[], int] | None = None
 
     @abstractmethod
     def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -123,56 +102,8 @@ class OrderedMode(OperatorMode):
     def leave_order(self) -> None:
         """Note all operators from now on; call it between two of them."""
         if self.is_in_order:
-            self._count = self._saving.number if self._is_asleep and self._saving else self._counted()
-            self._leave()
-            self._wake()
-
-    def _leave(self) -> None:
-        """Be in no order, before the operator that runs now."""
-        self.is_in_order, self._followed = False, self._count
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Leave the scope, awake."""
-        if self._writer is not None:
-            self._writer.nodes = nodes_made()
-        if self._is_asleep and self._order is not None:
-            self._rest, self._count = iter(()), self._order.end.number
-            if nodes_made() - self._nodes != self._order.nodes:
-                self._leave()
-            _push(self)
-            self._is_asleep = False
-        super().__exit__(kind, error, trace)
-
-    def _next_saving(self) -> Saving | None:
-        """Return what the order says of the tensor that autograd saves now, and do so."""
-        saving = next(self._savings, None)
-        if saving is None:
-            self.leave_order()
-            return None
-        self._saving = saving
-        if saving.turn != STAY:
-            self._turn(saving)
-        return saving if self.is_in_order else None
-
-    def _turn(self, saving: Saving) -> None:
-        """Sleep, or wake."""
-        if saving.turn == SLEEP and is_top(self):
-            _pop(None)
-            self._depth, self._nodes = _modes(), nodes_made()
-            self._is_asleep = self._has_slept = True
-        elif saving.turn == WAKE and self._is_asleep:
-            self._wake()
-            self._rest = iter(saving.rest)
-            if self._is_asleep or nodes_made() - self._nodes != saving.nodes:
-                self.leave_order()
-
-    def _wake(self) -> None:
-        """Come back to the stack of modes."""
-        if self._is_asleep and _modes() == self._depth:
-            _push(self)
-            self._is_asleep = False
+            self._count = self._counted()
+        self.is_in_order = False
 
     def prove_outside(self, dense: Tensor) -> bool:
         """Say whether a storage that nothing noted has made is from outside, as far as an order tells.
@@ -189,8 +120,7 @@ class OrderedMode(OperatorMode):
 
     def close_order(self) -> None:
         """Follow no order any more."""
-        self._writer = self._order = self._saving = None
-        self._rest, self._savings = iter(()), iter(())
+        self._next_number = self._writer = None
         self.__dict__.pop("__torch_dispatch__", None)  # which refers to the mode
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -213,14 +143,12 @@ class OrderedMode(OperatorMode):
 
     def _counted(self) -> int:
         """Return how many operators have run that plans count."""
-        is_following = self.is_in_order and self._order is not None
-        return next(self._rest, self._order.end).number if is_following and self._order else self._count
+        return self._next_number() if self.is_in_order and self._next_number is not None else self._count
 
     def _follow_order(self, order: OperatorOrder) -> None:
         """Note those operators that have to be, as long as they come in the order of an earlier call."""
-        self._order, end = order, order.end
-        self._rest, self._savings = iter(order.entries), iter(order.savings)
-        pause = self._pause
+        following, end = iter(order.entries), order.end
+        pause, saved, just_saved = self._pause, self._saved, self._saved.values
         others = super().__torch_dispatch__
 
         def dispatch(
@@ -232,12 +160,16 @@ class OrderedMode(OperatorMode):
         ) -> Any:
             if types or pause.is_on or not self.is_in_order or _mode_of(_FAKE) is not None:
                 return others(func, types, args, kwargs)
-            entry = next(self._rest, end)
-            expected, call, number, how, _, _ = entry
+            entry = next(following, end)
+            expected, call, number, how, _ = entry
             if expected is not func:
-                self._count = number
-                self._leave()
+                self.is_in_order, self._count = False, number
                 return others(func, types, args, kwargs)
+            if just_saved:
+                if func in READS_ONCE:
+                    saved.before(func, args)
+                else:
+                    just_saved.clear()
             if how == PASSED:
                 return call(*args, **kwargs) if kwargs else call(*args)
             if func is DETACH:
@@ -254,6 +186,7 @@ class OrderedMode(OperatorMode):
         _hide_from_dynamo(dispatch.__code__)
         # torch puts a guard against Dynamo around the method of a class, a fifth of the time of an empty mode
         self.__dict__["__torch_dispatch__"] = MethodType(dispatch, self)
+        self._next_number = lambda: next(following, end).number
 
 
 def storage_of(tensor: Tensor) -> int | None:
@@ -262,12 +195,6 @@ def storage_of(tensor: Tensor) -> int | None:
         return None
     dense = dense_of(tensor)
     return None if dense is None else key_of(dense)
-
-
-def is_top(mode: object) -> bool:
-    """Say whether a mode is the innermost one."""
-    depth = _modes()
-    return depth > 0 and _mode_at(depth - 1) is mode
 
 
 @cache

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -28,13 +28,16 @@ from strategies.regions.inner_units import gather, with_weights_in
 from strategies.regions.saved_tensors import Packed, hooks_around, kept, local_of, packed_by
 from strategies.regions.versions import PLAIN, Version, alias_inside, version_of
 from strategies.step.before_blocks import signature_of
-from strategies.step.late_value import KeptTicket, MayBeLate
+from strategies.step.late_value import KeptTicket
 from strategies.step.memory_layout import MemoryLayout, copied, dense_of
 from strategies.step.operator_facts import OperatorFacts, drawn_from, facts_of
-from strategies.step.operator_order import HELD, NOTED, Address, Entry, OperatorOrder, OrderWriter, Saving
-from strategies.step.ordered_mode import OrderedMode, is_top, storage_of
+from strategies.step.operator_order import HELD, NOTED, Entry
+from strategies.step.ordered_mode import OrderedMode, storage_of
 
 _CAST = "aten._to_copy.default"
+
+Address: TypeAlias = tuple[int, int]
+"""Operator that makes a storage, and number of the result."""
 
 
 class StorageHome:
@@ -45,23 +48,16 @@ class StorageHome:
         latest: what it holds.
         tensors: tensors on it whose versions may count apart, where the plan keeps it or it is from outside.
         tickets: what the graph holds for tensors on it.
-        version: that of the first of these tensors when it was met.
-        is_written: whether an operator that was seen has written to it.
     """
 
-    __slots__ = ("_identity", "address", "is_written", "latest", "tensors", "tickets", "version")
+    __slots__ = ("_identity", "address", "latest", "tensors", "tickets")
 
     def __init__(self, tensor: Tensor, dense: Tensor, latest: Content, address: Address | None) -> None:
         self._identity: StorageWeakRef | None = None
         self.address, self.latest = address, latest
         self.tensors: list[Tensor] = [tensor]
         self.tickets: list[weakref.ref[SliceTicket]] = []
-        self.version, self.is_written = tensor._version, False  # noqa: SLF001 (as autograd counts it)
         latest.memory = dense
-
-    def is_written_unseen(self) -> bool:
-        """Say whether somebody has written to what is held of it, and no tape has seen that."""
-        return any(not self.is_written and each._version != self.version for each in self.tensors[:1])  # noqa: SLF001 (as above)
 
     def let_go(self, dense: Tensor) -> None:
         """Hold no memory; no other storage gets the address of this one."""
@@ -165,8 +161,6 @@ class BlockTape(OrderedMode):
         self._skipped = self._begin = 0
         self._homes: dict[int, StorageHome] = {}
         self._written_homes: list[StorageHome] = []
-        self._kept_keys: dict[Address, int] = {}
-        self._versions = 0
         self.waits = len(fates.plan.modules) > 1
         self._pause.made_again = self._take_back
 
@@ -304,16 +298,13 @@ class BlockTape(OrderedMode):
 
     def note_ordered(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator of the order, and note it: briefly, where it only makes tensors of others."""
-        _, call, number, how, facts, versions = entry
+        _, call, number, how, facts = entry
         if how == NOTED or (facts.is_random and facts.draws(args, kwargs)):
             return self.note(entry.operator, args, kwargs)
         operator = None
         if how != HELD:
-            self._versions = 0
             read = [self._read(each) for each in args]
             operator = TapedOperator(number, facts.name, call, read, self._read(kwargs) if kwargs else {})
-            if self._versions != versions:
-                self._refuse_unseen(facts.name)
         result = call(*args, **kwargs)
         self._count = number + 1
         for position, tensor in enumerate((result,) if type(result) is Tensor else tensors_in(result)):
@@ -337,20 +328,25 @@ class BlockTape(OrderedMode):
 
     def pack(self, saved: Tensor) -> Packed:
         """Return what the graph holds for `saved`."""
-        saving = self._next_saving() if self.is_in_order else None
+        is_plain = type(saved) in PLAIN
         dense = dense_of(saved)
-        key = 0 if dense is None else dense.untyped_storage()._cdata  # noqa: SLF001 (`key_of`, which takes longer)
+        key = 0 if dense is None else key_of(dense)
         home = self._homes.get(key)
-        if self._writer is not None:
-            self._writer.saves(None if home is None else home.address, saved, is_top=is_top(self))
         if dense is None or home is None or home.address is None:
-            return self._not_noted(saving, saved, dense, key)
-        if type(saved) in PLAIN and self._keeps(home.address):
-            return self._held(saving, saved, home.address, key)
-        if saving is not None and saving.version != saved._version:  # noqa: SLF001 (as autograd counts it)
-            self.leave_order()  # while it slept, something has written to it
-            return kept(saved)
-        if type(saved) in PLAIN:
+            if dense is not None and not self.prove_outside(dense):
+                self.leave_order()
+            if is_plain and self._enclosing is None:
+                return kept(saved)
+            with self._pause:
+                return packed_by(self._enclosing, saved)
+        if self._writer is not None:
+            self._writer.asks(home.address[0])
+        if is_plain and self._keeps(home.address):
+            held = KeptTicket(saved)
+            if home.address >= (self._begin, 0):
+                self._saved.add(held, key)
+            return held
+        if is_plain:
             version = version_of(saved)
         else:
             with self._pause:
@@ -358,42 +354,9 @@ class BlockTape(OrderedMode):
         layout = MemoryLayout.of(saved, dense)
         ticket = SliceTicket(home.latest, layout, version, self._pause, saved.device)
         home.tickets.append(weakref.ref(ticket))
-        self._note_ticket(ticket, saving, home.address, key)
-        return self._redeemer(ticket)
-
-    def _not_noted(self, saving: Saving | None, saved: Tensor, dense: Tensor | None, key: int) -> Packed:
-        """Return what the graph holds for what no operator that was noted has made."""
-        is_plain = type(saved) in PLAIN
-        if saving is not None and is_plain:
-            address = saving.kept
-            if address is not None and self._kept_keys.setdefault(address, key) == key:
-                if saving.is_read:  # from now on it is known
-                    self._homes[key] = StorageHome(saved, saved, Content(None), address)
-                return self._held(saving, saved, address, key)
-            if key in self._outside and self._enclosing is None:
-                return kept(saved, is_result=saving.is_result)
-        if dense is not None and not self.prove_outside(dense):
-            self.leave_order()
-        if is_plain and self._enclosing is None:
-            return kept(saved)
-        with self._pause:
-            return packed_by(self._enclosing, saved)
-
-    def _held(self, saving: Saving | None, saved: Tensor, address: Address, key: int) -> Packed:
-        """Return what the graph holds for a value that is kept."""
-        held = KeptTicket(saved, is_result=saving is None or saving.is_result)
-        self._note_ticket(held, saving, address, key)
-        return held
-
-    def _note_ticket(self, ticket: MayBeLate, saving: Saving | None, address: Address, key: int) -> None:
-        """Have the order say whether backward reads a value late, or without one the next operator."""
-        if saving is not None:
-            ticket.is_late = saving.is_late
-            return
-        if self._writer is not None:
-            self._writer.packs(ticket)
-        if address >= (self._begin, 0):
+        if home.address >= (self._begin, 0):
             self._saved.add(ticket, key)
+        return self._redeemer(ticket)
 
     def _keeps(self, address: Address) -> bool:
         """Say whether a value is on the device until it is redeemed, and nobody waits for other modules."""
@@ -442,7 +405,7 @@ class BlockTape(OrderedMode):
         if problem is not None:
             self._leave_plan(problem)
         if self._writer is not None and self.is_as_planned:
-            self.order = self._taken_down(self._writer)
+            self.order = self._writer.order(self._fates.held, self._written_homes, self._count)
         for home in self._written_homes:
             home.update_tickets()
         self._written_homes = []
@@ -455,20 +418,7 @@ class BlockTape(OrderedMode):
             homes.append(home)
         self._homes = {}
         for home in homes:
-            if self._has_slept and home.is_written_unseen():
-                self._refuse_unseen("an operator of it")
             self._settle(home)
-
-    def _taken_down(self, writer: OrderWriter) -> OperatorOrder:
-        """Return the order of a call that ends; one of several modules, or of a group, sees all operators."""
-        held, is_alone = self._fates.held, type(self) is BlockTape and not self.waits
-        writer.may_sleep &= is_alone
-        return writer.order(
-            held,
-            [(home, home.address) for home in self._written_homes],
-            self._count,
-            kept=held - self._fates.on_host if is_alone else frozenset(),
-        )
 
     def finish_early(self) -> None:
         """Finish a call that has not come to all of its modules."""
@@ -523,19 +473,15 @@ class BlockTape(OrderedMode):
 
     def _reading(self, tensor: Tensor, dense: Tensor) -> Reading:
         home = self._home(tensor, dense)
-        version = tensor._version  # noqa: SLF001 (as autograd counts it)
         if self._writer is not None:
-            self._writer.reads(self._count, home, home.address, version)
-        if home.address is not None:
-            self._versions += version
+            self._writer.reads(self._count, home, home.address and home.address[0])
         return Reading(home.latest, MemoryLayout.of(tensor, dense))
 
     def _home(self, tensor: Tensor, dense: Tensor) -> StorageHome:
         key = key_of(dense)
         home = self._homes.get(key)
         if home is None:
-            if not self.prove_outside(dense):
-                self._leave()
+            self.is_in_order &= self.prove_outside(dense)
             home = self._homes[key] = StorageHome(tensor, dense, Content(None), None)
         return home
 
@@ -594,9 +540,7 @@ class BlockTape(OrderedMode):
             written: all that it writes to.
         """
         self._written_homes.append(home)
-        if self._writer is not None:
-            self._writer.writes(self._count - 1, home)
-        older, home.is_written = home.latest, True
+        older = home.latest
         older.is_past = True
         newer = home.latest = Content(None if self._stays(home) else operator)
         newer.is_fleeting = older.is_fleeting
@@ -622,7 +566,6 @@ class BlockTape(OrderedMode):
                 self._make(operator, (operator.number, number), tensor, dense)
             elif facts.is_fresh:  # a mode below has run it in place
                 self._written_homes.append(home)
-                home.is_written = True
                 older, home.latest = home.latest, Content(operator)
                 home.latest.is_fleeting, older.is_past = older.is_fleeting, True
                 home.latest.memory, older.memory = older.memory, None
@@ -645,10 +588,9 @@ class BlockTape(OrderedMode):
         content = home.read_later()
         if content is None:
             return
-        is_own = home.address is not None
-        tensors = [  # shares its version; one with a graph is never freed
-            each if is_own and each.grad_fn is None else each.detach() for each in home.tensors
-        ]
+        tensors = [
+            each.detach() for each in home.tensors
+        ]  # shares its version; one with a graph is never freed
         tensor = tensors[0]
         local = local_of(tensor)
         if local is None:  # on the meta device
@@ -663,24 +605,13 @@ class BlockTape(OrderedMode):
             copy = self._ledger.copy_of(local, content.versions[0], self._region)
             content.memory, content.on_host = None, partial(self._ledger.taken, copy)
 
-    def _refuse_unseen(self, reader: str) -> None:
-        """Refuse a forward that writes where its plan did not look, to what may be read once more.
-
-        Raises:
-            StrategyError: naming the reader.
-        """
-        problem = f"{reader} reads what earlier calls of {self._fates.plan.fqn!r} did not write to in place"
-        raise StrategyError("ac", f"{problem}, so that it cannot be made again; write to a copy")
-
     def _end_of_plan(self) -> str | None:
         """Return how a forward that ends here is not the planned one; `None` where it is."""
         plan = self._fates.plan
         if plan.operators and self._count != plan.operators:
             return f"its forward has {self._count} operators and had {plan.operators}"
         made = {home.address for home in self._homes.values()}
-        followed = self._count if self.is_in_order else self._followed
-        others = (value for value in (*plan.keep, *plan.offload) if value.operator >= followed)
-        missing = (value for value in others if _address(value) not in made)
+        missing = (value for value in (*plan.keep, *plan.offload) if _address(value) not in made)
         return next((f"its forward has no {value}" for value in missing), None)
 
     def _leave_plan(self, problem: str) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from strategies.base import StrategyError
-from strategies.budget.eager.block_tape import BlockTape, Fates, StorageHome
+from strategies.budget.eager.block_tape import Address, BlockTape, Fates, StorageHome
 from strategies.budget.eager.contents import Content, TapedOperator, below_autograd, needed_operators
 from strategies.budget.eager.slice_ticket import SliceTicket
 from strategies.estimate.liveness import key_of
@@ -22,7 +22,6 @@ from strategies.regions.host_copies import HostLedger
 from strategies.regions.inner_units import gather, units_of
 from strategies.regions.saved_tensors import Packed
 from strategies.step.memory_layout import dense_of
-from strategies.step.operator_order import Address
 
 _LINK: Address = (-2, 0)
 """Address of a storage that the block before makes."""

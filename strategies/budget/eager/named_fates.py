@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import FSDPModule
 
 from strategies.base import Observation
-from strategies.budget.eager.block_tape import BlockTape, Fates, StorageHome
+from strategies.budget.eager.block_tape import Address, BlockTape, Fates, StorageHome
 from strategies.budget.eager.contents import Content
 from strategies.budget.eager.planned_block import refuse_compiled
 from strategies.budget.plan import BlockPlan
@@ -32,7 +32,6 @@ from strategies.regions.inner_units import gather, inner_units
 from strategies.regions.saved_tensors import Packed, unpacked
 from strategies.step.memory_layout import dense_of
 from strategies.step.operator_facts import OperatorFacts, facts_of
-from strategies.step.operator_order import Address
 from strategies.step.ordered_mode import storage_of
 
 

@@ -255,8 +255,7 @@ class PlannedModule:
         try:
             tape.units = self._inner_units(module)
             around = nullcontext() if self.is_compiled else tape
-            aside = gathered_aside(tape.units, tape.aside) if tape.units else nullcontext()
-            with saved_tensors_hooks(tape.pack, unpacked), around, aside:
+            with saved_tensors_hooks(tape.pack, unpacked), around, gathered_aside(tape.units, tape.aside):
                 results = body(*args, **kwargs)
             self._require_planned(tape, is_as_found)
             if tape.waits and self.number < block.last:

@@ -13,13 +13,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from strategies.base import RunnableStep
+from strategies.budget.eager.block_tape import Address
 from strategies.estimate.flops import flops_of
 from strategies.estimate.liveness import key_of
 from strategies.estimate.tensors import tensors_in
 from strategies.step.memory_layout import dense_of
 from strategies.step.operator_facts import facts_of, fake_mode, is_numbered
 from strategies.step.operator_mode import OperatorMode
-from strategies.step.operator_order import Address
 from strategies.tracing.without_data import models_errors
 from strategies.written.heavy_operators import UNKNOWN_BYTES, HeavyOperator
 from strategies.written.runtime.kept_results import Rules
