@@ -57,15 +57,16 @@ def rank_server() -> Iterator[ForkServer]:
 
 @pytest.fixture(scope="session")
 def pool2(rank_server: ForkServer) -> Iterator[RankPool]:
-    pool = RankPool(rank_server, 2)
-    pool.run(abs)  # the ranks start here, not in the time of the first test
-    yield pool
-    pool.close()
+    yield from standing(rank_server, 2)
 
 
 @pytest.fixture(scope="session")
 def pool4(rank_server: ForkServer) -> Iterator[RankPool]:
-    pool = RankPool(rank_server, 4)
+    yield from standing(rank_server, 4)
+
+
+def standing(server: ForkServer, ranks: int) -> Iterator[RankPool]:
+    pool = RankPool(server, ranks)
     pool.run(abs)  # the ranks start here, not in the time of the first test
     yield pool
     pool.close()

@@ -336,7 +336,8 @@ class Planner:
         for _ in range(_REFINEMENTS):
             if self._cost_of_choice(least) <= enough:
                 break
-            nearby = (self._within_bytes(int(share * budget_bytes), stages, spans) for share in _NEARBY)
+            budgets = [int(share * budget_bytes) for share in _NEARBY]
+            nearby = (self._cheapest(each, stages, spans, self._host_bytes) or () for each in budgets)
             self._extend(stages, spans, [*least, *(each for chosen in nearby for each in chosen)], tried)
             found = min(
                 self._all_within(budget_bytes, stages, spans, enough), key=self._cost_of_choice, default=least
@@ -346,12 +347,12 @@ class Planner:
             least = found
         return least, stages, spans
 
-    def _within_bytes(
-        self, budget_bytes: int, stages: Sequence[Stage], spans: Sequence[Span]
-    ) -> list[Chosen]:
-        """Return the cheapest choice by the model of bytes; nothing where it has none."""
-        choices = cheapest(stages, budget_bytes, self._host_bytes, spans)
-        return [] if choices is None else self._chosen(choices, stages, spans)
+    def _cheapest(
+        self, budget_bytes: int, stages: Sequence[Stage], spans: Sequence[Span], host_bytes: int
+    ) -> list[Chosen] | None:
+        """Return the cheapest choice by the model of bytes, if that has one."""
+        choices = cheapest(stages, budget_bytes, host_bytes, spans)
+        return None if choices is None else self._chosen(choices, stages, spans)
 
     def _extend(
         self,
@@ -416,8 +417,7 @@ class Planner:
         best: list[Chosen] | None = None
         low, high, target = 0, 2 * budget_bytes, budget_bytes
         for _ in range(_ATTEMPTS):
-            choices = cheapest(stages, target, host_bytes, spans)
-            chosen = None if choices is None else self._chosen(choices, stages, spans)
+            chosen = self._cheapest(target, stages, spans, host_bytes)
             spare = 0 if chosen is None else budget_bytes - self._peak_bytes(chosen)
             if chosen is not None and spare >= 0:
                 best = chosen if best is None else min(best, chosen, key=self._cost_of_choice)
@@ -461,9 +461,9 @@ class Planner:
         found = [self._untouched()]
         for host_bytes in sorted({0, self._host_bytes}):
             smallest = smallest_budget(self._stages, host_bytes, self._spans)
-            choices = cheapest(self._stages, smallest, host_bytes, self._spans)
-            if choices is not None:  # else among states that were left out of many
-                found.append(self._chosen(choices, self._stages, self._spans))
+            chosen = self._cheapest(smallest, self._stages, self._spans, host_bytes)
+            if chosen is not None:  # else among states that were left out of many
+                found.append(chosen)
         return min(found, key=self._peak_bytes)
 
     def _untouched(self) -> list[Chosen]:
