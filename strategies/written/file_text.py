@@ -53,12 +53,12 @@ def recomputing_file(blocks: Sequence[str], *, title: str, name: str = "apply_ac
         title: first line of the file: what it does to which model.
         name: the file's name without its ending, as it names itself.
     """
-    return _file("run_again", {"BLOCKS": _names(blocks, 0)}, f"{title}\n\n{_USE}", name)
+    return _file(("called_again", "run_again"), {"BLOCKS": _names(blocks, 0)}, f"{title}\n\n{_USE}", name)
 
 
 def offloading_file(blocks: Sequence[str], *, title: str, name: str = "apply_ac") -> str:
     """Return a file that keeps in host memory what blocks save for backward; see `recomputing_file`."""
-    return _file("moved_to_host", {"BLOCKS": _names(blocks, 0)}, f"{title}\n\n{_USE}", name)
+    return _file(("moved_to_host",), {"BLOCKS": _names(blocks, 0)}, f"{title}\n\n{_USE}", name)
 
 
 def rules_file(
@@ -85,13 +85,13 @@ def rules_file(
         ]
     table = "\n".join([*lines, "]"])
     said = "\n\n".join(each for each in (title, _USE, _OF_RULES, remarks) if each)
-    return _file("kept_results", {"RULES": table}, said, name)
+    return _file(("called_again", "kept_results"), {"RULES": table}, said, name)
 
 
-def _file(part: str, tables: Mapping[str, str], docstring: str, name: str) -> str:
-    """Return the code of a part, with what finds the blocks and what proves it, as one file."""
+def _file(parts: Sequence[str], tables: Mapping[str, str], docstring: str, name: str) -> str:
+    """Return the code of parts, with what finds the blocks and what proves it, as one file."""
     sources = [
-        (_RUNTIME / f"{each}.py").read_text(encoding="utf-8") for each in ("found_blocks", part, "proof")
+        (_RUNTIME / f"{each}.py").read_text(encoding="utf-8") for each in ("found_blocks", *parts, "proof")
     ]
     constants = {"NAME": f'"{name}"', **tables}
     pattern = re.compile(rf"^({'|'.join(constants)})(: .*)? = .*\n+", re.MULTILINE)

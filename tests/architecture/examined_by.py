@@ -189,6 +189,7 @@ EXAMINED_BY = {
     "strategies/nested/tape_writer.py": "tests/strategies/nested/test_refusals.py",
     "strategies/nested/tickets.py": "tests/strategies/nested/test_parity.py",
     "strategies/written/loaded_file.py": "tests/strategies/ac/test_file.py",
+    "strategies/written/runtime/called_again.py": "tests/strategies/written/test_file_text.py",
     "strategies/written/runtime/found_blocks.py": "tests/strategies/written/test_file_text.py",
     "strategies/written/runtime/kept_results.py": "tests/strategies/written/test_file_text.py",
     "strategies/written/runtime/moved_to_host.py": "tests/strategies/written/test_file_text.py",

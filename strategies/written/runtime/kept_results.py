@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.checkpoint import checkpoint
 
+from strategies.written.runtime.called_again import called_again
 from strategies.written.runtime.found_blocks import NAME, found
 
 RULES: list[tuple[list[str], list[str], list[str]]] = []
@@ -164,21 +164,21 @@ class Rules(TorchDispatchMode):
 @torch._disable_dynamo  # type: ignore[attr-defined]
 def forward(block: nn.Module, fqn: str, keep: frozenset[str], *args: Any, **kwargs: Any) -> Any:
     """Run the block's own forward, and again in backward with the results that it keeps."""
-    own, count, kept = type(block).forward, len(args), dict[str, Any]()
+    own, kept = type(block).forward, dict[str, Any]()
     if not torch.is_grad_enabled():
         return own(block, *args, **kwargs)
 
-    def run(*given: Any) -> Any:  # torch looks for devices of random numbers among positions alone
+    def run(*args: Any, **kwargs: Any) -> Any:
         with ExitStack() as hooks:
             for name, module in [*block.named_modules()][1:]:
                 entered = module.register_forward_pre_hook(lambda *_, n=name: running.mode.enter(n))
                 left = module.register_forward_hook(lambda *_: running.mode.stack.pop() and None)
                 hooks.callback(entered.remove)
                 hooks.callback(left.remove)
-            return own(block, *given[:count], **dict(zip(kwargs, given[count:], strict=True)))
+            return own(*args, **kwargs)
 
     modes = (Rules(fqn, keep, kept, named, again=False), Rules(fqn, keep, kept, named, again=True))
-    return checkpoint(run, *args, *kwargs.values(), use_reentrant=False, context_fn=lambda: modes)
+    return called_again(block, run, args, kwargs, context_fn=lambda: modes)
 
 
 def report() -> None:

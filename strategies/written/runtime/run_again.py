@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
+from strategies.written.runtime.called_again import called_again
 from strategies.written.runtime.found_blocks import found
 
 BLOCKS: list[str] = []
@@ -14,14 +14,8 @@ BLOCKS: list[str] = []
 
 def forward(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Run the block's own forward, and again in backward."""
-    own, count = type(block).forward, len(args)
-    if not torch.is_grad_enabled():
-        return own(block, *args, **kwargs)
-
-    def run(*given: Any) -> Any:  # torch looks for devices of random numbers among positions alone
-        return own(block, *given[:count], **dict(zip(kwargs, given[count:], strict=True)))
-
-    return checkpoint(run, *args, *kwargs.values(), use_reentrant=False)
+    own = type(block).forward
+    return called_again(block, own, args, kwargs) if torch.is_grad_enabled() else own(block, *args, **kwargs)
 
 
 def apply(model: nn.Module) -> nn.Module:

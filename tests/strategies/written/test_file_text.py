@@ -6,7 +6,7 @@ import copy
 import math
 import pickle
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -107,6 +107,48 @@ def test_two_backwards_of_one_forward(tmp_path: Path, text: Callable[[], str]) -
         loss.backward()
         gradients.append([each.grad for each in model.parameters()])
     assert all(map(torch.equal, *gradients))
+
+
+def gradients_of_others(model: nn.Module) -> Sequence[Tensor]:
+    """Return the gradients of doubled parameters that `functional_call` gives the model."""
+    others = {name: (2 * each).detach().requires_grad_() for name, each in model.named_parameters()}
+    torch.manual_seed(0)
+    loss = torch.func.functional_call(model, others, (TOKENS,)).square().sum()
+    return torch.autograd.grad(loss, [*others.values()])
+
+
+@each_file
+def test_a_backward_after_a_functional_call_is_right_or_refused(
+    tmp_path: Path, text: Callable[[], str]
+) -> None:
+    model = applied(tmp_path, text(), toy())
+    if text is FILES["offload"]:
+        assert all(map(torch.equal, gradients_of_others(toy()), gradients_of_others(model)))
+        return
+    with pytest.raises(RuntimeError) as refused:
+        gradients_of_others(model)
+    assert str(refused.value) == (
+        "apply_ac: a Block has other parameters in backward than in forward; "
+        "run backward where it has these, or call it in a module"
+    )
+
+
+class AddsParameter(nn.Linear):
+    """A linear that makes its scale at the first call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the scaled product."""
+        if not hasattr(self, "scale"):
+            self.scale = nn.Parameter(torch.ones(()))
+        return super().forward(x) * self.scale
+
+
+def test_a_block_may_make_parameters_in_forward() -> None:
+    plain = nn.Sequential(AddsParameter(4, 4))
+    model = loaded(recomputing_file(["0"], title="T."))["apply"](copy.deepcopy(plain))
+    for each in (plain, model):
+        each(torch.ones(2, 4)).square().sum().backward()
+    assert all(map(torch.equal, *([p.grad for p in each.parameters()] for each in (plain, model))))
 
 
 @pytest.mark.parametrize(
@@ -274,7 +316,7 @@ def test_equal_blocks_share_a_row() -> None:
             id="an argument that the factory does not take",
         ),
         pytest.param(
-            lambda: FILES["full"]().replace("return own(block, *given", "return 1.01 * own(block, *given"),
+            lambda: FILES["full"]().replace("return body(block, *given", "return 1.01 * body(block, *given"),
             "tests.strategies.toys:toy",
             [],
             1,
