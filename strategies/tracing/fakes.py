@@ -8,17 +8,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_map_only
 
 from strategies.estimate.liveness import promoted_numbers
+from strategies.tracing.fake_results import FakeCall
 
 _aten = torch.ops.aten
 _VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default})  # noqa: SLF001 (its name)
 _AWAITED = torch.ops._c10d_functional._wrap_tensor_autograd.default  # noqa: SLF001 (its name)
 _WAIT = torch.ops._c10d_functional.wait_tensor.default  # noqa: SLF001 (as above)
+_DEVICE = torch.ops.prim.device.default
 _ALIGNED_BYTES = 16
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -39,6 +41,20 @@ class Fakes(FakeTensorMode):
         self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] = _NOTHING
     ) -> Any:
         """Run an operator on tensors without data, with strides as torch gives them with data."""
+        if func is _DEVICE and type(args[0]) is FakeTensor:  # what torch itself asks most often
+            return args[0].device
+        call = FakeCall.of(self, func, args, kwargs)
+        known = None if call is None else call.known()
+        if call is not None and known is not None:
+            return known.made(self, call.tensors)
+        result = self._run(func, types, args, kwargs)
+        if (
+            call is not None and FakeCall.of(self, func, args, kwargs) == call
+        ):  # it has left them as they were
+            call.note(result)
+        return result
+
+    def _run(self, func: Any, types: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if any(map(is_traceable_wrapper_subclass_type, types)):
             return NotImplemented  # its parts come back
         if func in _VIEWS and _has_one((*args[0].shape, *args[1])):
