@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from rich.console import Console
 from rich.table import Table
 
 from bench.compat_facts import facts
-from bench.output import keep, parser
+from bench.output import keep, parser, publish
 from bench.table import Column, table_of
 from bench.trials import PRELOAD, UNBUDGETED, experiments, records
 from harness.measure.environment import describe
@@ -107,15 +106,13 @@ def main() -> int:
     for name in arguments.parts:
         results = _run(name, results, arguments.workers)
         keep(arguments.out, protocol=_PROTOCOL, results=results)
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(_table(results))
+    publish(_table(results), arguments.out, protocol=_PROTOCOL, results=results)
     for area, found in results.get("tests", {}).items():
         for test, problem in found["failures"].items():
             print(f"{area}: {test}: {problem}")
     if arguments.against is not None:
         before = json.loads(arguments.against.read_text("utf-8"))["results"]
         print("\n".join(differences(before, results)) or f"nothing differs from {arguments.against}")
-    print(arguments.out)
     return int(is_bad(results))
 
 

@@ -195,16 +195,13 @@ def _time(width: int, levels: tuple[int, ...], pairs: int, *, rewind: bool) -> N
     given = f"ac.levels=[{','.join(map(str, levels))}]"
     nested, full = experiments([[*common, "ac=nested", given, f"ac.rewind={rewind}"], [*common, "ac=full"]])
     batch = batches(full, _CPU, 0)(0)
-    flops = []
-    for experiment in (nested, full):
-        work = instrument(_assembled(experiment, batch), batch).work
-        flops.append(work.forward_flops + work.backward_flops)
+    of_nested, of_full = (instrument(_assembled(each, batch), batch).work for each in (nested, full))
     return NestedTime(
         width=width,
         levels=levels,
         rewind=rewind,
         ratio=time_ratio(nested, full, batch, pairs),
-        flops_ratio=flops[0] / flops[1],
+        flops_ratio=of_nested.step_flops / of_full.step_flops,
     )
 
 

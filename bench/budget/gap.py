@@ -20,7 +20,7 @@ from rich.console import Group
 
 from bench.budget.shares import captured
 from bench.output import parser, publish
-from bench.table import table_of
+from bench.table import Column, table_of
 from bench.trials import experiments
 from strategies.budget.planning.planner import Planner
 from strategies.step.step_graph import StepGraph
@@ -95,7 +95,9 @@ def main(words: Sequence[str]) -> int:
                 network=name,
                 smallest_share=planner.minimum_feasible_bytes / planner.plain_peak_bytes,
                 by_blocks_share=by_blocks / planner.plain_peak_bytes,
-                operators=_operators(graph),
+                operators=sum(
+                    {graph.fingerprint(call): len(call.operators) for call in graph.calls}.values()
+                ),
                 seconds=seconds,
             )
         )
@@ -165,19 +167,14 @@ class Search:
     operators: int
     seconds: float
 
-    @property
-    def ms_an_operator(self) -> float:
-        """The time that each operator takes."""
-        return 1e3 * self.seconds / self.operators
 
-
-_SEARCHES = {
+_SEARCHES: Mapping[str, Column] = {
     "network": "network",
     "smallest": "smallest_share:.3f",
     "of blocks alone": "by_blocks_share:.3f",
     "operators": "operators",
     "CPU s": "seconds:.2f",
-    "ms an operator": "ms_an_operator:.1f",
+    "ms an operator": lambda search: f"{1e3 * search.seconds / search.operators:.1f}",
 }
 _COLUMNS = {
     "network": "network",
@@ -218,28 +215,14 @@ def _planned(name: str, planner: Planner, by_blocks: int) -> Iterator[Planned]:
             ),
             default=plan.extra_flops,
         )
-        best, extra, in_order, in_any = map(
-            plan.percent,
-            (
-                min(fewest, plan.extra_flops),
-                plan.extra_flops,
-                plan.lower_bound_autograd_flops,
-                plan.lower_bound_extra_flops,
-            ),
-        )
+        extra, in_order = map(plan.percent, (plan.extra_flops, plan.lower_bound_autograd_flops))
         yield Planned(
             network=name,
             share=budget / plain,
             is_by_blocks=budget >= int(asked),
             plan_percent=extra,
-            best_percent=best,
+            best_percent=plan.percent(min(fewest, plan.extra_flops)),
             autograd_percent=in_order,
-            any_percent=in_any,
+            any_percent=plan.percent(plan.lower_bound_extra_flops),
             gap=extra - in_order,
         )
-
-
-def _operators(graph: StepGraph) -> int:
-    """Return the operators of all blocks that are not as another one."""
-    different = {graph.fingerprint(call): len(call.operators) for call in graph.calls}
-    return sum(different.values())

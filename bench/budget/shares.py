@@ -22,6 +22,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -43,6 +44,7 @@ from harness.trial.batches import batches
 from harness.trial.plain_model import PlainModel
 from harness.trial.plan_budget import beside_recomputation, carrying_out
 from harness.trial.planned_step import planned_step
+from harness.trial.steps import train
 from strategies.ac.budget import Budget
 from strategies.budget.compiled import compiled_planning
 from strategies.budget.plan import Plan
@@ -50,7 +52,6 @@ from strategies.budget.planning.chunked_planning import ChunkedPlanner, Way
 from strategies.budget.planning.planner import BudgetBelowMinimum, Planner
 from strategies.chunk.base import FromPlan
 from strategies.chunk.budget import Budget as ChunkBudget
-from strategies.regions.blocks import ModelModules, find_blocks
 from strategies.step.plan_capture import capture
 from strategies.step.step_graph import StepGraph
 from strategies.tracing.fakes import Fakes
@@ -137,22 +138,21 @@ def captured(experiment: Experiment) -> StepGraph:
     batch = batches(experiment, device, dp_rank=0)(0).changed(fakes.from_tensor)
     with as_with_data(), as_with_values(), fakes:
         trainee = assemble(experiment, device, None, batch)
-
-        def step() -> None:
-            trainee.zero_grad()
-            trainee.backward(trainee.forward(batch)[1])
-            trainee.update()
-
+        step = partial(train, trainee, batch)
         step()
-        blocks = find_blocks(trainee.model, layers_fqn=experiment.model.layers_fqn, module_classes=())
-        modules = ModelModules.of(trainee.model, blocks)
+        modules = _budget(experiment).modules_of(trainee.model)
         return capture(step, modules, device=device, standing=trainee.model.parameters())
+
+
+def _budget(experiment: Experiment) -> Budget:
+    """Return `ac=budget` of the blocks of an experiment."""
+    return Budget(layers_fqn=experiment.model.layers_fqn, fraction=1.0)
 
 
 def in_chunks(experiment: Experiment) -> list[tuple[Mapping[str, Any], StepGraph]]:
     """Return the same step in chunks of each plan that is offered, without its AC, with that plan."""
     device = torch.device("cpu")
-    beside = replace(experiment, ac=Budget(layers_fqn=experiment.model.layers_fqn, fraction=1.0))
+    beside = replace(experiment, ac=_budget(experiment))
     sample = batches(experiment, device, dp_rank=0)(0)
     plain = PlainModel.of(experiment, device)
     step = planned_step(beside_recomputation(beside), plain, sample, device)
@@ -173,8 +173,7 @@ def captured_compiled(experiment: Experiment, compiler: str) -> tuple[StepGraph,
     trainee = assemble(experiment, device, None, batch)
     instrument(trainee, batch)
     step = replace(runnable_step(trainee, batch), compiler=compiler)
-    blocks = find_blocks(trainee.model, layers_fqn=experiment.model.layers_fqn, module_classes=())
-    return compiled_planning.captured(step, ModelModules.of(trainee.model, blocks))
+    return compiled_planning.captured(step, _budget(experiment).modules_of(trainee.model))
 
 
 def main(words: Sequence[str]) -> int:
@@ -296,9 +295,7 @@ def _planned(model: str, planner: Planner, shares: Sequence[float]) -> Iterator[
         except BudgetBelowMinimum:
             yield Planned(model=model, share=share, seconds=time.perf_counter() - start)
             continue
-        extra, bound = (
-            100 * flops / plan.step_flops for flops in (plan.extra_flops, plan.lower_bound_extra_flops)
-        )
+        extra, bound = map(plan.percent, (plan.extra_flops, plan.lower_bound_extra_flops))
         yield Planned(
             model=model,
             share=share,
@@ -338,7 +335,7 @@ def _smallest(
                 to_full=memory.peak_bytes / full.peak_bytes,
                 is_predicted=None if plan_bytes is None else memory.peak_bytes == plan_bytes,
                 host=memory.host_peak_bytes / plain.peak_bytes,
-                extra_percent=100 * (_flops(reports[name]) / _flops(reports["none"]) - 1),
+                extra_percent=100 * (reports[name].work.step_flops / reports["none"].work.step_flops - 1),
                 time=None if name == "full" else time_ratio(known[name], known["full"], batch, pairs),
             )
 
@@ -355,10 +352,6 @@ def _report(experiment: Experiment, batch: Batch) -> StepReport:
     trainee = assemble(experiment, torch.device("cpu"), None, batch)
     instrument(trainee, batch)
     return instrument(trainee, batch)
-
-
-def _flops(report: StepReport) -> int:
-    return report.work.forward_flops + report.work.backward_flops
 
 
 def _title(prepared: Sequence[Prepared]) -> str:

@@ -102,11 +102,6 @@ class PlannedPass:
         """Return the planner, which has recorded the pass."""
         return ChunkPlanner.of(self.model, self.batch.inputs, training=self.step is not None, step=self.step)
 
-    def chunked(self, plan: ChunkPlan) -> Chunked:
-        """Apply `plan` to a copy of the model and run it."""
-        model = plan.apply(copy.deepcopy(self.model))
-        return Chunked(plan=plan, model=model, results=results_of(model, self.batch, self.step))
-
     def attempt(
         self, planning: ChunkPlanner, fraction: float, *, started_s: float, is_timed: bool
     ) -> tuple[dict[str, Any], Chunked | None]:
@@ -125,7 +120,8 @@ class PlannedPass:
             seconds = time.perf_counter() - started_s
             return fields | {"minimum_bytes": refusal.minimum_feasible_bytes, "planning_s": seconds}, None
         seconds = time.perf_counter() - started_s
-        chunked = self.chunked(plan)
+        model = plan.apply(copy.deepcopy(self.model))
+        chunked = Chunked(plan=plan, model=model, results=results_of(model, self.batch, self.step))
         fields |= {
             "predicted_bytes": plan.predicted_peak_bytes,
             "measured_bytes": peak_bytes(chunked.model, self.batch, self.step),

@@ -32,8 +32,6 @@ _OF_PEERS = (
 )
 """What a peer that does not take a model raises: no two of them agree."""
 
-_NEW_LINE = "\n"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compared:
@@ -126,7 +124,8 @@ class Comparison:
             except CannotRunError as error:
                 return named(reason=str(error))
             except _OF_PEERS as error:
-                return named(reason=f"{type(error).__name__}: {str(error).partition(_NEW_LINE)[0][:120]}")
+                first_line = str(error).partition("\n")[0][:120]
+                return named(reason=f"{type(error).__name__}: {first_line}")
             found = partial(
                 named,
                 peak_bytes=measured.peak_bytes,

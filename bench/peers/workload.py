@@ -100,10 +100,7 @@ class Workload:
     def measured(self, trainee: Assembled) -> Measured:
         """Return what the meters say of the next step of `trainee`."""
         report = instrument(trainee, self.batch(UNMEASURED_STEPS))
-        return Measured(
-            peak_bytes=report.memory.peak_bytes,
-            flops=report.work.forward_flops + report.work.backward_flops,
-        )
+        return Measured(peak_bytes=report.memory.peak_bytes, flops=report.work.step_flops)
 
     def gradients(self, trainee: Assembled) -> list[Tensor]:
         """Return the gradients of the next step of `trainee`; it is not updated."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import combinations
 from statistics import median, quantiles
 
@@ -22,18 +21,16 @@ import torch
 from rich.table import Table
 
 from bench.output import parser, publish
-from bench.overhead.steps import process_time_s
+from bench.overhead.steps import harness_step, process_time_s
 from bench.table import table_of
 from bench.trials import configs, experiments
 from harness.command_line.schema import hardware_of
-from harness.experiment.experiment import Experiment
-from harness.measure.speed.timing import StepFunction, in_turns
+from harness.measure.speed.timing import in_turns
 from harness.predict.hardware import Hardware
 from harness.predict.prediction import step_of
 from harness.predict.step_time import timed_on
-from harness.trial.assemble import assemble
 from harness.trial.batches import batches
-from harness.trial.steps import UNMEASURED_STEPS, train, warm_up
+from harness.trial.steps import UNMEASURED_STEPS
 
 MODELS = ("gpt_nano", "llama_nano", "mlp", "vit_nano", "evoformer", "unet")
 ACS = ("none", "full", "selective_layer", "selective_op", "nested", "offload")
@@ -95,10 +92,11 @@ def main(words: Sequence[str]) -> int:
 def step_times(model: str, acs: Sequence[str], *, rounds: int, hardware: Hardware) -> Iterator[StepTime]:
     """Yield the time of each variant of a model, measured in turns."""
     chosen = experiments([f"model={model}", f"ac={ac}", "data=synthetic", "mesh=single"] for ac in acs)
+    device = torch.device("cpu")
     seconds = timed_on(hardware)
     predicted = [seconds(step_of(each, "cpu").trace).step_s for each in chosen]
-    steps = [_step(each) for each in chosen]
-    times_s = in_turns(steps, warmup=0, turns=rounds, clock=process_time_s)
+    steps = [harness_step(each, batches(each, device, 0)(0)) for each in chosen]
+    times_s = in_turns(steps, warmup=UNMEASURED_STEPS, turns=rounds, clock=process_time_s)
     for ac, expected_s, times in zip(acs, predicted, times_s, strict=True):
         yield StepTime(
             model=model,
@@ -118,15 +116,6 @@ def ordered(found: Sequence[StepTime]) -> tuple[int, int]:
     ]
     apart = [(quick, slow) for quick, slow in pairs if quick.quartile_s < slow.measured_s]
     return sum(quick.predicted_s < slow.predicted_s for quick, slow in apart), len(apart)
-
-
-def _step(experiment: Experiment) -> StepFunction:
-    """Return a function that trains by one step."""
-    device = torch.device("cpu")
-    batch = batches(experiment, device, 0)
-    trainee = assemble(experiment, device, None, batch(0))
-    warm_up(trainee, batch)
-    return partial(train, trainee, batch(UNMEASURED_STEPS))
 
 
 def _table(found: Sequence[StepTime]) -> Table:

@@ -197,6 +197,11 @@ class StepFlops:
     forward_flops: int
     backward_flops: int
 
+    @property
+    def step_flops(self) -> int:
+        """FLOPs of forward and backward."""
+        return self.forward_flops + self.backward_flops
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredWork(StepFlops):

@@ -120,7 +120,7 @@ class BaselineWork(StepFlops):
     @property
     def model_flops(self) -> int:
         """FLOPs of the model's mathematics, without what is computed a second time."""
-        return self.forward_flops + self.backward_flops - self.recomputed_flops - self.kernel_recomputed_flops
+        return self.step_flops - self.recomputed_flops - self.kernel_recomputed_flops
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -301,7 +301,7 @@ def merge_time(ranks: Sequence[RankResult], work: Work) -> Time | None:
         ratio_to_baseline=ratio_to_baseline(samples.variant, samples.twin) if samples.twin else None,
         tokens_per_s=None if of_job is None else of_job / times[0].devices,
         mfu=_utilisation(None if plain is None else plain.model_flops, step_time_s.median, rate),
-        hfu=_utilisation(work.forward_flops + work.backward_flops, step_time_s.median, rate),
+        hfu=_utilisation(work.step_flops, step_time_s.median, rate),
         peak_flops_per_s_source=times[0].peak_flops_per_s_source,
         peak_flops_per_s=rate,
         energy_j=_total([time.energy_j for time in times]),

@@ -89,7 +89,7 @@ def costs_of(row: PlannedPoint) -> Costs | None:
     if peak is None or work is None:
         return None
     step_s = quantities.STEP_TIME.of(row.record)
-    return peak, float(work.forward_flops + work.backward_flops) if step_s is None else step_s
+    return peak, float(work.step_flops) if step_s is None else step_s
 
 
 def front(rows: Sequence[PlannedPoint]) -> list[PlannedPoint]:

@@ -40,7 +40,7 @@ def measured_bound(
         peak_bytes=memory.peak_bytes,
         host_peak_bytes=memory.host_peak_bytes,
         recomputed_flops=again,
-        step_flops=plain.work.forward_flops + plain.work.backward_flops,
+        step_flops=plain.work.step_flops,
         lower_bound_extra_flops=_whole(of_any),
         lower_bound_autograd_flops=_whole(of_autograd) if is_ordered else None,
     )

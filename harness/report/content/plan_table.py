@@ -164,7 +164,7 @@ def _cell(row: PlannedPoint, quantity: quantities.Quantity) -> str:
 
 def _flops(record: Record) -> str:
     work = record.work
-    return NOTHING if work is None else human_flops(work.forward_flops + work.backward_flops)
+    return NOTHING if work is None else human_flops(work.step_flops)
 
 
 def _collectives(record: Record) -> str:

@@ -37,7 +37,7 @@ def test_it_has_the_twin_beside_it(record: Record) -> None:
 def test_its_time_is_that_of_its_trace(record: Record) -> None:
     assert record.work is not None
     assert record.time is not None
-    flops = record.work.forward_flops + record.work.backward_flops
+    flops = record.work.step_flops
     assert record.time.step_time_s.median == flops / 1e6
 
 
