@@ -21,7 +21,7 @@ from strategies import StrategyError
 from strategies.ac.nested import Nested
 from strategies.regions.region import regions
 from tests.strategies.nested.examination import Calls, different, step
-from tests.strategies.toys import toy, train_step
+from tests.strategies.toys import Layers, toy, train_step
 
 CONF = Path(__file__).parents[3] / "conf" / "model"
 PATH = "must be an index, a list of indices or null, got {}; indices are whole numbers from 0"
@@ -207,14 +207,8 @@ def test_refusal_of_a_file_that_is_not_there() -> None:
     )
 
 
-class Stack(nn.Module):
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(count)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.layers(x)
-        return outputs
+def linears(count: int) -> list[nn.Module]:
+    return [nn.Linear(4, 4) for _ in range(count)]
 
 
 ROOTS: dict[int, list[int]] = {1: [2], 2: [3, 3], 3: [3, 3, 3], 4: [3, 3, 3, 3], 5: [3] * 5, 9: [3] * 9}
@@ -222,7 +216,7 @@ ROOTS: dict[int, list[int]] = {1: [2], 2: [3, 3], 3: [3, 3, 3], 4: [3, 3, 3, 3],
 
 @pytest.mark.parametrize(("count", "calls"), ROOTS.items(), ids=[f"{count} blocks" for count in ROOTS])
 def test_the_default_is_the_square_root(count: int, calls: list[int]) -> None:
-    model = Nested(layers_fqn="layers", early_stop=False).apply(Stack(count))
+    model = Nested(layers_fqn="layers", early_stop=False).apply(Layers(*linears(count)))
     counted = Calls(model, nn.Linear)
     step(model, torch.ones(2, 4))
     assert [counted[f"layers.{at}"] for at in range(count)] == calls
@@ -402,20 +396,20 @@ def test_nothing_runs_before_the_first_forward() -> None:
     assert type(TABLE[4]) is Tensor
 
 
-class Twice(Stack):
+class Twice(Layers):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(super().forward(x))
 
 
 def test_blocks_that_are_called_again_are_refused_in_the_words_of_their_option() -> None:
-    model = Nested(layers_fqn="layers").apply(Twice(4))
+    model = Nested(layers_fqn="layers").apply(Twice(*linears(4)))
     with pytest.raises(StrategyError) as error:
         model(torch.ones(2, 4))
     assert str(error.value) == (
         "ac.levels: region 0 ends at 'layers.1' and begins again at 'layers.0'; 'layers.2', 'layers.3' stand "
         "between: use ac.levels=[1], which is one region of all, or say by ac.labels what is in a region"
     )
-    one = Nested(layers_fqn="layers", levels=[1]).apply(Twice(4))
+    one = Nested(layers_fqn="layers", levels=[1]).apply(Twice(*linears(4)))
     one(torch.ones(2, 4)).sum().backward()
 
 

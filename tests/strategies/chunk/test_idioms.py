@@ -17,6 +17,7 @@ from strategies.base import PlannedStep, StrategyError
 from strategies.chunk import ChunkPlan
 from tests.covering import marked
 from tests.strategies.chunk.measuring import forward_peak_bytes, loss_of, training_peak_bytes
+from tests.strategies.toys import Function
 
 B, S, D = 2, 48, 16
 
@@ -77,17 +78,6 @@ class _Activated(_Mlp):
     def forward(self, x: Tensor, *, act: Callable[[Tensor], Tensor] = torch.tanh) -> Tensor:
         outputs: Tensor = x + self.down(act(self.up(self.norm(x))))
         return outputs
-
-
-class _Calls(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 class _Recurrent(nn.Module):
@@ -248,25 +238,25 @@ class _UNetOfAttentions(nn.Module):
 
 IDIOMS: dict[str, Callable[[], nn.Module]] = {
     "dropout of a half": lambda: _Stack(lambda: nn.Dropout(0.5)),
-    "dropout of columns": lambda: _Stack(lambda: _Calls(_drops_columns), count=1),
+    "dropout of columns": lambda: _Stack(lambda: Function(_drops_columns), count=1),
     "dropout of channels": lambda: _Stack(lambda: nn.Dropout1d(0.5), count=1),
     "squeezes": lambda: _Stack(_Norms, count=1),
-    "a part of no columns": lambda: _Stack(lambda: _Calls(_turns_all_columns), count=1),
+    "a part of no columns": lambda: _Stack(lambda: Function(_turns_all_columns), count=1),
     "zeros for all blocks": _SharesZeros,
-    "a tensor attends to itself": lambda: _Stack(lambda: _Calls(_self_attention), count=1),
+    "a tensor attends to itself": lambda: _Stack(lambda: Function(_self_attention), count=1),
     "torch's attention": lambda: _Stack(_Attends, count=1),
     "a function by keyword": _Acts,
     "a list called attentions": lambda: _Stack(_Attends, "attentions"),
     "torch's encoder": _Encoder,
-    "experts in one product": lambda: _Stack(lambda: _Calls(_experts), count=1),
+    "experts in one product": lambda: _Stack(lambda: Function(_experts), count=1),
     "a recurrent layer": lambda: _Stack(_Recurrent, count=1),
     "a function with a backward of its own": lambda: _Stack(
-        lambda: _Calls(_Waves.apply),  # type: ignore[arg-type]
+        lambda: Function(_Waves.apply),
         count=1,
     ),
     "a counter": lambda: _Stack(_Counts),
     "a mark": lambda: _Stack(_Remembers),
-    "a generator of its own": lambda: _Stack(lambda: _Calls(_noise)),
+    "a generator of its own": lambda: _Stack(lambda: Function(_noise)),
     "convolutions and attentions": _UNetOfAttentions,
 }
 _DIFFERENT = (  # without gradients

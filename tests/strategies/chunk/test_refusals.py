@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import pickle
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -18,6 +17,7 @@ from strategies.budget.planning.planner import BudgetBelowMinimum
 from strategies.chunk import ChunkPlan, InfeasibleBudget
 from strategies.chunk.budget import Budget
 from tests.strategies.chunk.models import WIDTH, Stack, built
+from tests.strategies.toys import Layers
 
 MODEL, FAST = "fused attention", "pictures"
 
@@ -90,17 +90,6 @@ class _Finds(_Layer):
 class _Draws(_Layer):
     def prepared(self, x: Tensor) -> Tensor:
         return x + torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
-
-
-class _Layers(nn.Module):
-    def __init__(self, layer: Callable[[], nn.Module]) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([layer(), layer()])
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
 
 
 @cache
@@ -193,7 +182,7 @@ def test_no_budget() -> None:
 )
 def test_models(layer: type[_Layer], problem: str, strategy: Any, where: str) -> None:
     with pytest.raises(StrategyError) as caught:
-        strategy.apply(_Layers(layer), (torch.randn(2, 3, WIDTH),))
+        strategy.apply(Layers(layer(), layer()), (torch.randn(2, 3, WIDTH),))
     assert str(caught.value) == f"{where}: 'layers.0' {problem}{_line(layer)}, {DEPENDS}"
 
 
@@ -231,12 +220,12 @@ class _Marks(_Layer):
 )
 def test_tensors_that_no_graph_can_hold(layer: type[_Layer], problem: str) -> None:
     with pytest.raises(StrategyError) as caught:
-        ChunkPlan.make(_Layers(layer), (torch.randn(2, 3, WIDTH),), training=True, fraction=0.6)
+        ChunkPlan.make(Layers(layer(), layer()), (torch.randn(2, 3, WIDTH),), training=True, fraction=0.6)
     assert str(caught.value) == f"chunk.budget: {problem}"
 
 
 def test_an_input_with_an_attribute() -> None:
-    model, x = _Layers(_Applies), torch.randn(2, 3, WIDTH)
+    model, x = Layers(_Applies(), _Applies()), torch.randn(2, 3, WIDTH)
     plan = ChunkPlan.make(model, (x,), training=True)
     x.kind = "marked"  # type: ignore[attr-defined]
     problem = (
@@ -253,7 +242,7 @@ def test_an_input_with_an_attribute() -> None:
 
 @pytest.mark.parametrize(("layer", "problem"), OPAQUE.values(), ids=OPAQUE)
 def test_what_is_not_cut_is_named_where_no_plan_keeps_the_budget(layer: type[_Layer], problem: str) -> None:
-    model, inputs = _Layers(layer), (torch.randn(2, 3, WIDTH, requires_grad=True),)
+    model, inputs = Layers(layer(), layer()), (torch.randn(2, 3, WIDTH, requires_grad=True),)
     with pytest.raises(InfeasibleBudget) as caught:
         Budget(fraction=0.5).apply(model, inputs)
     reason = problem.format(line=_line(layer))
@@ -279,7 +268,7 @@ def test_a_model_that_has_no_kernel_without_data_is_named() -> None:
             return torch.from_numpy(x.detach().numpy() * 2)
 
     with pytest.raises(StrategyError) as caught:
-        ChunkPlan.make(_Layers(Foreign), (torch.randn(2, 3, WIDTH),))
+        ChunkPlan.make(Layers(Foreign(), Foreign()), (torch.randn(2, 3, WIDTH),))
     assert str(caught.value).startswith(
         f"chunk.budget: 'layers.0' cannot be followed without data{_line(Foreign)}, where it raises "
         "RuntimeError: "

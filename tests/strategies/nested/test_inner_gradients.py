@@ -15,7 +15,7 @@ from strategies.ac.full import Full
 from strategies.ac.nested import Nested
 from strategies.ac.offload import Offload
 from strategies.ac.selective_op import SelectiveOp
-from tests.strategies.toys import WIDTH
+from tests.strategies.toys import WIDTH, Layers
 
 
 class Field(nn.Module):
@@ -34,16 +34,9 @@ class Field(nn.Module):
         return self.act(self, x)
 
 
-class Fields(nn.Module):
-    def __init__(self, act: Any, count: int) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(Field(act) for _ in range(count))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
+def three_fields(act: Callable[[Field, Tensor], Tensor]) -> nn.Module:
+    torch.manual_seed(0)
+    return Layers(*(Field(act) for _ in range(3)))
 
 
 def of_input(m: Field, x: Tensor) -> Tensor:
@@ -99,7 +92,7 @@ VARIANTS: dict[str, Strategy] = {
 @pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
 @pytest.mark.parametrize("strategy", VARIANTS.values(), ids=VARIANTS)
 def test_gradients_of_three_blocks_with_a_gradient(strategy: Strategy, act: Any) -> None:
-    plain, gradients = Fields(act, 3), []
+    plain, gradients = three_fields(act), []
     for model in (plain, strategy.apply(copy.deepcopy(plain))):
         torch.manual_seed(1)
         x = torch.linspace(-1, 1, 4 * WIDTH).view(4, WIDTH).requires_grad_()
@@ -110,7 +103,7 @@ def test_gradients_of_three_blocks_with_a_gradient(strategy: Strategy, act: Any)
 
 @pytest.mark.parametrize("strategy", VARIANTS.values(), ids=VARIANTS)
 def test_forces_that_are_trained(strategy: Strategy) -> None:
-    plain, gradients = Fields(lambda m, x: m.dropout(m.linear(x)).sin(), 3), []
+    plain, gradients = three_fields(lambda m, x: m.dropout(m.linear(x)).sin()), []
     for model in (plain, strategy.apply(copy.deepcopy(plain))):
         torch.manual_seed(1)
         x = torch.linspace(-1, 1, 4 * WIDTH).view(4, WIDTH).requires_grad_()

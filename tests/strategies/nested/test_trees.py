@@ -16,6 +16,7 @@ from strategies.ac.nested import Nested
 from tests.strategies.meters import Meter, measure
 from tests.strategies.nested.chain import Chain
 from tests.strategies.nested.examination import Calls, different, step
+from tests.strategies.toys import Layers
 
 SEED = {
     "linear1": [0, 0, 0],
@@ -43,18 +44,6 @@ def test_the_calls_of_the_seed(early_stop: bool, calls: list[int]) -> None:
     assert [counted[f"linear{index}"] for index in range(1, 7)] == calls
 
 
-class Pairs(nn.Module):
-    """Eight blocks of a linear and a tanh."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(8)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.layers(x)
-        return outputs
-
-
 @pytest.mark.parametrize(
     ("levels", "calls"),
     [([1], 16), ([1, 2], 20), ([1, 2, 2], 24), ([1, 2, 2, 2], 28)],
@@ -62,7 +51,7 @@ class Pairs(nn.Module):
 )
 def test_halvings_save_one_activation_however_many(levels: list[int], calls: int) -> None:
     torch.manual_seed(0)
-    plain = Pairs(256)
+    plain = Layers(*(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(8)))
     model = Nested(layers_fqn="layers", levels=levels).apply(copy.deepcopy(plain))
     counted = Calls(model, nn.Linear)
     x = torch.randn(1024, 256)

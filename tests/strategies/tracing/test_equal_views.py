@@ -7,19 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from strategies.tracing.operator_graph import record
 from strategies.tracing.shadow import Shadow, shadowed
-
-
-class Given(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Any:
-        return self.function(x)
+from tests.strategies.toys import Function
 
 
 def written(x: Tensor) -> Tensor:
@@ -43,7 +35,7 @@ def written(x: Tensor) -> Tensor:
 def test_equal_views_are_one(function: Callable[[Tensor], Any], views: int) -> None:
     x = torch.randn(3, 4)
     device = torch.device("cpu")
-    model = Given(function)
+    model = Function(function)
 
     def cast() -> Any:
         shadow = Shadow.of(model).on(device)

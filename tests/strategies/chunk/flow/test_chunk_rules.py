@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
@@ -19,6 +19,7 @@ from strategies.chunk.running.schedule_code import chunk_loop
 from strategies.estimate.liveness import Storages
 from strategies.tracing.operator_graph import record_scopes
 from strategies.tracing.shadow import Shadow, shadowed
+from tests.strategies.toys import Function
 
 aten = torch.ops.aten
 
@@ -258,15 +259,6 @@ ELSEWHERE = {
     aten.linalg_vector_norm.default,
 }
 """Kernels of CUDA, and an operator that is known not to be chunked."""
-
-
-class Function(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.function(*inputs)
 
 
 def graph_of(name: str, *, has_gradients: bool = False) -> tuple[fx.Graph, tuple[Tensor, ...]]:

@@ -6,21 +6,18 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from strategies.chunk.flow.chunk_region import ChunkRegion
 from strategies.chunk.flow.grow_region import RegionGrower, seeds_of
 from strategies.chunk.flow.slice_inputs import slice_inputs
 from strategies.tracing.operator_graph import record_scopes
 from strategies.tracing.shadow import Shadow
+from tests.strategies.toys import Function
 
 
 def region_of(forward: Callable[[Tensor], Tensor], around: str) -> ChunkRegion:
-    class Model(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return forward(x)
-
-    shadow = Shadow.of(Model()).on(torch.device("cpu"))
+    shadow = Shadow.of(Function(forward)).on(torch.device("cpu"))
     assert shadow.mode is not None
     with shadow.mode:
         x = torch.empty(8, 6)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -20,18 +20,10 @@ from strategies.estimate.liveness import Storages
 from strategies.estimate.machine import MACHINES
 from strategies.tracing.operator_graph import record_scopes
 from strategies.tracing.shadow import Shadow, shadowed
+from tests.strategies.toys import Function
 
 ROWS, LENGTH, PRODUCTS = 6, 2, 2
 _NAMES = {"addmm", "addmm_", "mm"}
-
-
-class Given(nn.Module):
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return self.function(*inputs)
 
 
 class Counted(TorchDispatchMode):
@@ -50,7 +42,7 @@ class Counted(TorchDispatchMode):
 
 def loop_of(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], n_kept: int = 0) -> Loop:
     """Return the loop over rows of all operators of `function`, which keeps values most worth it."""
-    shadow = Shadow.of(Given(function)).on(torch.device("cpu"))
+    shadow = Shadow.of(Function(function)).on(torch.device("cpu"))
     (scope,) = record_scopes(shadow, frozenset(), *shadowed(shadow, (inputs, {}), torch.device("cpu")))
     window: list[fx.Node] = [node for node in scope.graph.nodes if node.op == "call_function"]
     region = RegionGrower(window, lambda _: False).region(seeds_of(window[-1])[0])

@@ -15,6 +15,7 @@ from strategies.chunk import ChunkPlan, InfeasibleBudget
 from strategies.chunk.planning.chunk_plan import ChunkPlanner
 from tests.strategies.chunk.measuring import forward_peak_bytes
 from tests.strategies.chunk.models import MODELS, NAMES, WIDTH, Block, Heads, Stack, built
+from tests.strategies.toys import Layers
 
 FRACTIONS = (0.8, 0.4, 0.2)
 
@@ -207,19 +208,8 @@ class _Scaled(torch.nn.Module):
         return x + scaled
 
 
-class _Blocks(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = torch.nn.ModuleList([_Scaled(), _Scaled()])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
 def test_a_parametrization_of_a_planned_block_is_refused() -> None:
-    model, inputs = _Blocks(), (torch.randn(64, WIDTH),)
+    model, inputs = Layers(_Scaled(), _Scaled()), (torch.randn(64, WIDTH),)
     planned = ChunkPlan.make(model, inputs).apply(model)
     torch.nn.utils.parametrize.register_parametrization(model.layers[0], "weight", _Doubled())
     with pytest.raises(StrategyError) as caught:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.nn import functional
 
 from strategies.shard.model.call_states import (
@@ -20,6 +20,7 @@ from strategies.shard.model.forward_recording import is_sizes
 from strategies.shard.model.placement_state import SUMMED, WHOLE, State, TensorValue
 from strategies.tracing.function_graph import FunctionRecorder
 from strategies.tracing.shadow import Shadow, shadowed
+from tests.strategies.toys import Function
 
 _X = torch.zeros(4, 6, 8)
 _HEADS = torch.zeros(4, 2, 6, 8)
@@ -189,17 +190,8 @@ INDIVISIBLE = [
 ]
 
 
-class _Calls(nn.Module):
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return self.function(*inputs)
-
-
 def _graph(function: Callable[..., Tensor], inputs: list[Tensor]) -> fx.Graph:
-    shadow = Shadow.of(_Calls(function)).on(torch.device("cpu"))
+    shadow = Shadow.of(Function(function)).on(torch.device("cpu"))
     fakes = tuple(fake.requires_grad_() for fake in shadowed(shadow, tuple(inputs), torch.device("cpu")))
     return FunctionRecorder(shadow, frozenset(), "the function").record(fakes, {}).graph
 
