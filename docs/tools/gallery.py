@@ -100,7 +100,7 @@ def page() -> str:
     defects, controls = list(loaded(DEFECTS)), list(loaded(CONTROLS))
     shared = "\n\n\n".join(
         inspect.getsource(getattr(parts, name)).rstrip()
-        for name in ("Blocks", "Dense", "linear", "rows", "checkpointed")
+        for name in ("Blocks", "Rooted", "Dense", "linear", "rows", "run_by", "checkpointed")
     )
     blocks = [
         _HEAD,

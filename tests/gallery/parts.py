@@ -35,6 +35,14 @@ class Blocks(nn.Module):
         return self.head(x).square()
 
 
+class Rooted(Blocks):
+    """Blocks whose input requires a gradient, as functions that recompute need it."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Return what blocks and head make of the sine of `x`."""
+        return super().forward(x.sin().requires_grad_())
+
+
 class Dense(nn.Module):
     """A linear layer, sine and tanh: a block without state, of which a region frees one tensor."""
 
@@ -57,11 +65,16 @@ def rows(count: int = 6) -> tuple[torch.Tensor]:
     return (torch.sin(torch.arange(count * WIDTH) * 1.7).view(count, WIDTH),)
 
 
+def run_by(model: nn.Module, call: Callable[..., Any]) -> nn.Module:
+    """Let `call` run the forward of every block, which it gets before the inputs."""
+    for block in model.get_submodule("blocks").children():
+        block.forward = partial(call, block.forward)
+    return model
+
+
 def checkpointed(model: nn.Module, **options: Any) -> nn.Module:
     """Let every block run under `torch.utils.checkpoint`, non-reentrant unless `options` say otherwise."""
-    for block in model.get_submodule("blocks").children():
-        block.forward = partial(checkpoint, block.forward, **{"use_reentrant": False, **options})
-    return model
+    return run_by(model, partial(checkpoint, **{"use_reentrant": False, **options}))
 
 
 class Chain(nn.Module):

@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd import Function
 
 from tests.gallery.case import Case
-from tests.gallery.parts import Blocks, Dense, rows
+from tests.gallery.parts import Dense, Rooted, rows, run_by
 
 
 class Recompute(Function):
@@ -28,25 +28,14 @@ class Recompute(Function):
         return None, x.grad
 
 
-class Rooted(Blocks):
-    def forward(self, x: torch.Tensor) -> Any:
-        return super().forward(x.sin().requires_grad_())
-
-
 def make() -> nn.Module:
     return Rooted(Dense(), Dense())
-
-
-def variant(model: nn.Module) -> nn.Module:
-    for block in model.get_submodule("blocks").children():
-        block.forward = partial(Recompute.apply, block.forward)
-    return model
 
 
 CASE = Case(
     make=make,
     batch=rows(),
-    variant=variant,
+    variant=partial(run_by, call=Recompute.apply),
     like=52,
     why="There is nothing to draw, no autocast, and backward reaches the parameters.",
 )

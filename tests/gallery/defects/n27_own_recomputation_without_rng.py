@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd import Function
 
 from tests.gallery.case import Case, Evidence
-from tests.gallery.parts import Blocks, linear, rows
+from tests.gallery.parts import Rooted, linear, rows, run_by
 
 
 class Recompute(Function):
@@ -27,25 +27,14 @@ class Recompute(Function):
         return None, x.grad
 
 
-class Rooted(Blocks):
-    def forward(self, x: torch.Tensor) -> Any:
-        return super().forward(x.sin().requires_grad_())
-
-
 def make() -> nn.Module:
     return Rooted(*(nn.Sequential(linear(), nn.Dropout(0.5), nn.Tanh()) for _ in range(2)))
-
-
-def variant(model: nn.Module) -> nn.Module:
-    for block in model.get_submodule("blocks").children():
-        block.forward = partial(Recompute.apply, block.forward)
-    return model
 
 
 CASE = Case(
     make=make,
     batch=rows(),
-    variant=variant,
+    variant=partial(run_by, call=Recompute.apply),
     verdict="differs",
     evidence=Evidence(parts=("gradients", "rng_state"), gradients=1.3),
     names=("blocks",),

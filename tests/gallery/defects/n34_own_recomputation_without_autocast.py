@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd import Function
 
 from tests.gallery.case import Case, Evidence
-from tests.gallery.parts import Blocks, Dense, rows
+from tests.gallery.parts import Blocks, Dense, rows, run_by
 
 
 class Recompute(Function):
@@ -42,16 +42,10 @@ def make() -> nn.Module:
     return Mixed(Wide(), Wide())
 
 
-def variant(model: nn.Module) -> nn.Module:
-    for block in model.get_submodule("blocks").children():
-        block.forward = partial(Recompute.apply, block.forward)
-    return model
-
-
 CASE = Case(
     make=make,
     batch=rows(),
-    variant=variant,
+    variant=partial(run_by, call=Recompute.apply),
     verdict="differs",
     evidence=Evidence(gradients=0.0092),
     names=("blocks",),

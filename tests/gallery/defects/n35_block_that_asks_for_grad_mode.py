@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.gallery.case import Case, Evidence
-from tests.gallery.parts import Blocks, Dense, checkpointed, rows
+from tests.gallery.parts import Dense, Rooted, checkpointed, rows
 
 
 class Fast(Dense):
@@ -17,11 +17,6 @@ class Fast(Dense):
         if torch.is_grad_enabled():
             return super().forward(x)
         return super().forward(x).bfloat16().to(x.dtype)
-
-
-class Rooted(Blocks):
-    def forward(self, x: torch.Tensor) -> Any:
-        return super().forward(x.sin().requires_grad_())
 
 
 def make() -> nn.Module:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd import Function
 
 from tests.gallery.case import Case, Evidence
-from tests.gallery.parts import Blocks, Dense, rows
+from tests.gallery.parts import Dense, Rooted, rows
 
 
 class Recompute(Function):
@@ -25,11 +25,6 @@ class Recompute(Function):
         with torch.enable_grad():
             ctx.run(x).backward(*grads)
         return None, None, x.grad
-
-
-class Rooted(Blocks):
-    def forward(self, x: torch.Tensor) -> Any:
-        return super().forward(x.sin().requires_grad_())
 
 
 def make() -> nn.Module:

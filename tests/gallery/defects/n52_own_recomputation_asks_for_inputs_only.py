@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd import Function
 
 from tests.gallery.case import Case, Evidence
-from tests.gallery.parts import Blocks, Dense, rows
+from tests.gallery.parts import Dense, Rooted, rows, run_by
 
 
 class Recompute(Function):
@@ -26,25 +26,14 @@ class Recompute(Function):
             return None, *torch.autograd.grad(ctx.run(x), x, grads)
 
 
-class Rooted(Blocks):
-    def forward(self, x: torch.Tensor) -> Any:
-        return super().forward(x.sin().requires_grad_())
-
-
 def make() -> nn.Module:
     return Rooted(Dense(), Dense())
-
-
-def variant(model: nn.Module) -> nn.Module:
-    for block in model.get_submodule("blocks").children():
-        block.forward = partial(Recompute.apply, block.forward)
-    return model
 
 
 CASE = Case(
     make=make,
     batch=rows(),
-    variant=variant,
+    variant=partial(run_by, call=Recompute.apply),
     verdict="differs",
     evidence=Evidence(gradients=float("inf")),
     names=("blocks",),

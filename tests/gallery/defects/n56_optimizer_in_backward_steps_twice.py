@@ -9,17 +9,12 @@ import torch
 from torch import nn
 
 from tests.gallery.case import Case, Evidence
-from tests.gallery.parts import Blocks, Dense, checkpointed, rows
+from tests.gallery.parts import Dense, Rooted, checkpointed, rows
 
 
 def step(weight: Any) -> None:
     with torch.no_grad():
         weight.sub_(0.5 * weight.grad.sign())
-
-
-class Rooted(Blocks):
-    def forward(self, x: torch.Tensor) -> Any:
-        return super().forward(x.sin().requires_grad_())
 
 
 def make() -> nn.Module:

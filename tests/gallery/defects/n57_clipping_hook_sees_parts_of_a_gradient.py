@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
-import torch
 from torch import nn
 
 from tests.gallery.case import Case, Evidence
-from tests.gallery.parts import Blocks, Dense, checkpointed, rows
-
-
-class Rooted(Blocks):
-    def forward(self, x: torch.Tensor) -> Any:
-        return super().forward(x.sin().requires_grad_())
+from tests.gallery.parts import Dense, Rooted, checkpointed, rows
 
 
 def make() -> nn.Module:
