@@ -31,6 +31,7 @@ from strategies.ac.offload import Offload
 from strategies.ac.selective_layer import SelectiveLayer
 from strategies.ac.selective_op import SelectiveOp
 from strategies.base import Strategy
+from strategies.estimate.patched import without_collector
 from strategies.step.ledger import Kind, Life, highest
 from strategies.step.live_storages import RANDOM_STATE
 from strategies.step.position import Position
@@ -197,24 +198,20 @@ def step(way: str, variant: Variant, stage: Stage, x: Tensor, *, is_split: bool 
     gradient = torch.ones_like(x)
     torch.manual_seed(1)
     gc.collect()
-    gc.disable()
-    try:
-        with recorder_of([*weights, *stage.buffers(), x, gradient]) as recorder:
-            y = run(x)
-            ledger, start, saved = recorder.ledger, recorder.ledger.moment, recorder.ledger.total(is_made)
-            operators, calls = len(recorder.operators), forwards()
-            if is_split:
-                _, groups = stage_backward_input([y], [gradient], [x], iter(weights))
-                between, input_calls = ledger.total(is_made), forwards()
-                stage_backward_weight(iter(weights), groups)
-                del groups
-            else:
-                torch.autograd.backward(y, gradient)
-                between, input_calls = 0, forwards()
-            del y
-            left = ledger.total(is_made)
-    finally:
-        gc.enable()
+    with without_collector(), recorder_of([*weights, *stage.buffers(), x, gradient]) as recorder:
+        y = run(x)
+        ledger, start, saved = recorder.ledger, recorder.ledger.moment, recorder.ledger.total(is_made)
+        operators, calls = len(recorder.operators), forwards()
+        if is_split:
+            _, groups = stage_backward_input([y], [gradient], [x], iter(weights))
+            between, input_calls = ledger.total(is_made), forwards()
+            stage_backward_weight(iter(weights), groups)
+            del groups
+        else:
+            torch.autograd.backward(y, gradient)
+            between, input_calls = 0, forwards()
+        del y
+        left = ledger.total(is_made)
     gradients = [None if each.grad is None else each.grad.detach() for each in (x, *weights)]
     made = (each for each in ledger.changes[start:] if is_made(ledger.lives[each.life]))
     measured = SplitStep(

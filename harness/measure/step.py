@@ -31,7 +31,7 @@ from harness.measure.work.policy_answers import answers_heard
 from harness.models.base import Batch
 from harness.records.measured import Allocator, MeasuredMemory, MeasuredWork, StageAction
 from strategies.base import PlansFromStep, RunnableStep, alone
-from strategies.estimate.patched import Wrappings
+from strategies.estimate.patched import Wrappings, without_collector
 from strategies.estimate.tensors import plain_tensors, tensors_held_by
 from strategies.step.ledger import Kind, Ledger
 from strategies.step.live_storages import LiveStorages, WorkspaceProbe
@@ -314,16 +314,12 @@ def _repeatable(trainee: Trainee, device: torch.device, seed: int = 0) -> Iterat
     """
     groups = trainee.optimizer.param_groups
     rates = [group["lr"] for group in groups]
-    was_enabled = gc.isenabled()
     gc.collect()
-    gc.disable()
     try:
         for group in groups:
             group["lr"] = 0.0
-        with seeded(seed, step=0, dp_rank=0, device=device):
+        with without_collector(), seeded(seed, step=0, dp_rank=0, device=device):
             yield
     finally:
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
-        if was_enabled:
-            gc.enable()

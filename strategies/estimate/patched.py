@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -44,6 +45,18 @@ def wrapped(owner: Any, name: str, around: Callable[..., Any]) -> Iterator[None]
     vars(call)[_ORIGINAL] = original
     with replaced(owner, name, call):
         yield
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Collect no cycles of garbage inside the scope."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class LeavesCompiled:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +16,7 @@ from harness.measure.memory.locator import Locator
 from harness.measure.probes.tried import together
 from harness.measure.rng import seeded
 from harness.measure.trainee import Trainee
+from strategies.estimate.patched import without_collector
 from strategies.step.ledger import Kind, Ledger, Life, is_storage
 from strategies.step.live_storages import LiveStorages
 
@@ -74,7 +74,8 @@ def growth(
     live = LiveStorages(locator, device=device.type)
     found: list[int] = []
     made: deque[Counter[str]] = deque(maxlen=_GROWING + 1)
-    with _without_collections(), settled_collectives(), locator, live:
+    gc.collect()
+    with without_collector(), settled_collectives(), locator, live:
         for step in range(STEPS):
             with seeded(seed, step=step, dp_rank=dp_rank, device=device):
                 together(lambda: _step(trainee, batch(), locator))
@@ -115,15 +116,3 @@ def _step(trainee: Trainee, batch: Any, locator: Locator) -> None:
 
 def _is_made(life: Life) -> bool:
     return is_storage(life) and life.kind is not Kind.STANDING
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 
 from harness.errors import require_at_least
+from strategies.estimate.patched import without_collector
 
 _SECONDS_PER_MILLISECOND = 1e-3
 
@@ -153,17 +154,14 @@ def _quiet_heap() -> Iterator[Callable[[], int]]:
 
     What lives at the start is frozen, so that a call costs microseconds.
     """
-    was_enabled = gc.isenabled()
     # a fork server has frozen this module with its heap; to count what is frozen there takes 40 ms of a rank
     is_found = any(each is PairedTimes for each in gc.get_objects())
     was_frozen = not is_found or gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
-    gc.disable()
     try:
-        yield gc.collect
+        with without_collector():
+            yield gc.collect
     finally:
         if not was_frozen:
             gc.unfreeze()
-        if was_enabled:
-            gc.enable()

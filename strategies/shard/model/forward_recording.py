@@ -24,6 +24,7 @@ from torch.utils._pytree import TreeSpec, tree_leaves, tree_map_only
 
 from strategies.base import StrategyError
 from strategies.estimate.operator_cost import tensors_of
+from strategies.estimate.patched import without_collector
 from strategies.shard.candidates.layout import Shape
 from strategies.tracing.function_graph import FunctionRecorder, Recording
 from strategies.tracing.module_state import CONSTANTS
@@ -132,7 +133,7 @@ class Forward:
 
     def on_parts(self, parts: Parts) -> Followed:
         """Return what the forward does where some modules give parts."""
-        with _staying_young():
+        with without_collector():  # what is made stays in the youngest generation, which is collected alone
             followed, tensors = self._on_parts(parts)
             for step in followed.steps:
                 step.node.meta.clear()  # the last that holds its result
@@ -162,18 +163,6 @@ class Forward:
         shadow = self.shadow.on(device)
         recorder = _PlaceRecorder(shadow, self.through, _NAME, hooked=self.hooked, parts=parts)
         return recorder, shadowed(shadow, self.sample, device)
-
-
-@contextmanager
-def _staying_young() -> Iterator[None]:
-    """Keep what is made within in the youngest generation, which can be collected without the whole heap."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def seen_by_hooks(tensor: Tensor) -> Tensor:
