@@ -17,7 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from torch.utils.flop_counter import flop_registry
 
 from strategies.estimate.collectives import collective_name
-from strategies.estimate.tensors import tensors_in
+from strategies.estimate.tensors import dtype_name, tensors_in
 from strategies.regions.torch_facts import selective_takes_hooks
 from strategies.step.operator_mode import OperatorMode
 
@@ -97,7 +97,7 @@ def _dtype_of_reduced_gradients() -> str:
     finally:
         dist.destroy_process_group()
     (reduced,) = (dtypes for func, dtypes in seen.calls if collective_name(func) == "reduce_scatter")
-    return str(reduced[0]).removeprefix("torch.")
+    return dtype_name(reduced[0])
 
 
 def _reshape_of_a_product() -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from harness.errors import ConfigError
 from harness.models.base import Batch
+from strategies.estimate.tensors import dtype_name
 from strategies.last_words import last_words
 from strategies.regions.blocks import unwrapped
 
@@ -47,10 +47,8 @@ def _other_dtypes(words: str, model: nn.Module, batch: Batch) -> ConfigError | N
     of_parameters = {each.dtype for each in model.parameters() if each.is_floating_point()}
     if not of_inputs - of_parameters:
         return None
-    given, kept = (_listed(dtypes) for dtypes in (of_inputs - of_parameters, of_parameters))
+    given, kept = (
+        " and ".join(sorted(map(dtype_name, dtypes))) for dtypes in (of_inputs - of_parameters, of_parameters)
+    )
     problem = f"inputs are {given}, as the factory gives them, and parameters are {kept} ({words})"
     return ConfigError("dtype", f"{problem}; use dtype=bf16_mixed, or let the factory give inputs in {kept}")
-
-
-def _listed(dtypes: set[torch.dtype]) -> str:
-    return " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))

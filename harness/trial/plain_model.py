@@ -15,6 +15,7 @@ from harness.records.measured import AROUND, TrainedModel
 from harness.trial.precision import Precision
 from harness.trial.without_dropout import STILL
 from strategies import generators
+from strategies.estimate.tensors import dtype_name
 from strategies.regions import block_search
 from strategies.regions.blocks import children_of
 
@@ -77,7 +78,7 @@ class PlainModel:
         is_still = mesh.tp * mesh.pp > 1 and spec.may_drop_out()
         return TrainedModel(
             elements=made_model.elements_by_dtype(self.model),
-            computes_in=made_model.dtype_name(self.precision.computes_in(self.model)),
+            computes_in=dtype_name(self.precision.computes_in(self.model)),
             changed=dict(self.changed),
             inputs=inputs,
             remarks=(*spec.remarks(ep=mesh.ep, tp=mesh.tp), *self._questions(experiment)),

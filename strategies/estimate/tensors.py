@@ -33,6 +33,11 @@ _PARTS = {
 """Methods that return the plain tensors of a sparse one, by its layout."""
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return `bfloat16` for `torch.bfloat16`."""
+    return str(dtype).removeprefix("torch.")
+
+
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """Yield every tensor of nested mappings, sequences and dataclasses, in order of appearance."""
     if isinstance(value, Tensor):

@@ -21,7 +21,7 @@ from torch.utils.weak import TensorWeakRef
 from strategies.estimate.host import allocating_on_host
 from strategies.estimate.liveness import NUMBER_BYTES, hidden_bytes, key_of, numbers_bytes, promoted_numbers
 from strategies.estimate.patched import replaced
-from strategies.estimate.tensors import plain_tensors_in
+from strategies.estimate.tensors import dtype_name, plain_tensors_in
 from strategies.step.ledger import Kind, Ledger, Life
 from strategies.step.operator_mode import OperatorMode
 from strategies.step.position import Position
@@ -161,7 +161,7 @@ class LiveStorages(OperatorMode):
         life = Life(
             nbytes=storage.nbytes(),
             shape=tuple(tensor.shape),
-            dtype=_name_of(tensor.dtype),
+            dtype=dtype_name(tensor.dtype),
             on_host=self._lies_on_host(tensor.device.type),
             kind=Kind.STANDING,
         )
@@ -210,7 +210,7 @@ class LiveStorages(OperatorMode):
             storage.nbytes() + hidden_bytes,
             op,
             shape=tuple(tensor.shape),
-            dtype=_name_of(tensor.dtype),
+            dtype=dtype_name(tensor.dtype),
             on_host=self._lies_on_host(tensor.device.type),
         )
         if hidden_bytes:
@@ -294,7 +294,3 @@ class _Promoted:
         # reading cannot trigger a hook: autograd packs no promoted number
         saved = getattr(result.grad_fn, f"_saved_{self.argument}", None)
         return saved if isinstance(saved, Tensor) else None
-
-
-def _name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

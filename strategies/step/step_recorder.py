@@ -20,7 +20,7 @@ from strategies.estimate.collectives import collective_name, payload_bytes
 from strategies.estimate.flops import called, flops_of, is_causal, is_uncounted, repeated_scores
 from strategies.estimate.liveness import key_of
 from strategies.estimate.operator_cost import outer_sizes_of
-from strategies.estimate.tensors import plain_tensors, plain_tensors_in, tensors_in
+from strategies.estimate.tensors import dtype_name, plain_tensors, plain_tensors_in, tensors_in
 from strategies.step.live_storages import LiveStorages, Touched, WorkspaceProbe
 from strategies.step.operator_facts import facts_of
 from strategies.step.position import Position
@@ -225,7 +225,7 @@ class StepRecorder(LiveStorages):
             read_bytes += written_bytes - _nbytes(operands[0])
         return work._replace(
             # of a sparse tensor that of its values, and not of their places
-            dtype=str(next(tensors_in((args, kwargs, result))).dtype).removeprefix("torch."),
+            dtype=dtype_name(next(tensors_in((args, kwargs, result))).dtype),
             read_bytes=read_bytes,
             written_bytes=written_bytes,
             outer_sizes=outer_sizes_of(func, args, result),

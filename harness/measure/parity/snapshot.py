@@ -23,7 +23,7 @@ from harness.measure.rng import rng_states, seeded
 from harness.measure.trainee import Trainee, Watcher
 from harness.models.base import Batch
 from harness.records.parity_result import PARTS
-from strategies.estimate.tensors import held_by, holds_numbers, tensors_held_by
+from strategies.estimate.tensors import dtype_name, held_by, holds_numbers, tensors_held_by
 
 _WALKED = (Mapping, list, tuple, deque, MappingView, np.ndarray)
 """What holds others and has no equality of its own that would do."""
@@ -75,8 +75,7 @@ class Captured:
         return self.of_part(part, parts, dim=0) if is_part else self
 
     def __str__(self) -> str:
-        dtype = str(self.value.dtype).removeprefix("torch.")
-        return f"{self.kind} {dtype} {tuple(self.value.shape)} on {self.device_type}"
+        return f"{self.kind} {dtype_name(self.value.dtype)} {tuple(self.value.shape)} on {self.device_type}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

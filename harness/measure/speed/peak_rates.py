@@ -14,6 +14,7 @@ import torch
 from harness.measure.speed.timing import clock_for
 from harness.records.fields import decode_file
 from harness.records.files import write_once
+from strategies.estimate.tensors import dtype_name
 
 _MOST_BYTES = 2**16  # of a file that holds one rate
 _TERA = 1e12
@@ -99,7 +100,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype, *, shared: Path) -> Pea
 
 def _measured_once(device: torch.device, dtype: torch.dtype, shared: Path) -> PeakRate:
     """Return the rate that the first process on this machine measured, which all others read."""
-    words = (platform.node(), device.type, str(dtype).removeprefix("torch."), str(torch.get_num_threads()))
+    words = (platform.node(), device.type, dtype_name(dtype), str(torch.get_num_threads()))
     path = shared / f".peak_rate-{'-'.join(re.sub(r'[^A-Za-z0-9_.]', '_', word) for word in words)}.json"
     known = decode_file(PeakRate, path, _MOST_BYTES)
     if known is not None:
@@ -134,7 +135,7 @@ def _datasheet(device_name: str) -> _Datasheet | None:
 def _tera_flops(sheet: _Datasheet, dtype: torch.dtype) -> tuple[float | None, str]:
     """Return the datasheet's rate for a dtype, and the name of the format that computes it."""
     if dtype == torch.float16 or (dtype == torch.bfloat16 and sheet.bf16):
-        return sheet.half, str(dtype).removeprefix("torch.")
+        return sheet.half, dtype_name(dtype)
     if dtype != torch.float32:
         return None, ""
     if torch.get_float32_matmul_precision() != "highest" and sheet.tf32 is not None:
@@ -149,9 +150,10 @@ def _measure(device: torch.device, dtype: torch.dtype) -> PeakRate:
     clock = clock_for(device)
     best_s = min(clock(lambda: _multiply(left, right, product)) for _ in range(_REPEATS))
     shape = "x".join([str(size)] * 3)
-    label = str(dtype).removeprefix("torch.")
     threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
-    return PeakRate(flops_per_s=2 * size**3 / best_s, source=f"measured: {label} matmul {shape}{threads}")
+    return PeakRate(
+        flops_per_s=2 * size**3 / best_s, source=f"measured: {dtype_name(dtype)} matmul {shape}{threads}"
+    )
 
 
 def _multiply(left: torch.Tensor, right: torch.Tensor, product: torch.Tensor) -> None:

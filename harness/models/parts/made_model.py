@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from harness.errors import ConfigError
+from strategies.estimate.tensors import dtype_name
 
 _HELD: dict[torch.dtype, tuple[torch.dtype, ...]] = {
     torch.float32: (torch.float16, torch.bfloat16),
@@ -19,11 +20,6 @@ _HELD: dict[torch.dtype, tuple[torch.dtype, ...]] = {
 
 _REDUCED = (torch.float16, torch.bfloat16)
 _OWN = "leave dtype out, to train the model as it was made"
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return `bfloat16` for `torch.bfloat16`."""
-    return str(dtype).removeprefix("torch.")
 
 
 def elements_by_dtype(model: nn.Module) -> dict[str, int]:

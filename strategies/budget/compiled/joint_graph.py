@@ -24,7 +24,7 @@ from torch.fx import GraphModule, Node
 from strategies.base import StrategyError
 from strategies.budget.compiled.joint_steps import JointSteps, maker_of
 from strategies.budget.plan import Value
-from strategies.estimate.tensors import tensors_in
+from strategies.estimate.tensors import dtype_name, tensors_in
 from strategies.step.needed import needed
 from strategies.step.operator_facts import facts_of, fake_mode, is_numbered
 from strategies.step.sizes import TensorSize
@@ -248,7 +248,9 @@ def _sizes(name: str, node: Node) -> Iterator[TensorSize]:
         yield TensorSize(name, (), "device mesh")
         return
     for value in tensors_in(node.meta["val"]):
-        yield TensorSize(name, tuple(map(int, value.shape)), f"{_name(value.dtype)} on {value.device.type}")
+        yield TensorSize(
+            name, tuple(map(int, value.shape)), f"{dtype_name(value.dtype)} on {value.device.type}"
+        )
 
 
 def _may_run_again(unit: Node) -> bool:
@@ -257,7 +259,3 @@ def _may_run_again(unit: Node) -> bool:
         return True
     facts = facts_of(unit.target)
     return not (facts.communicates or facts.is_untagged or facts.draws(unit.args, unit.kwargs))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -19,7 +19,7 @@ from torch import Tensor
 from strategies.base import StrategyError
 from strategies.estimate.liveness import key_of
 from strategies.estimate.recomputing import recomputing
-from strategies.estimate.tensors import tensors_in
+from strategies.estimate.tensors import dtype_name, tensors_in
 from strategies.generators import Stash
 from strategies.regions.saved_tensors import local_of
 from strategies.regions.versions import Version
@@ -441,4 +441,4 @@ def _nothing() -> None:
 
 
 def _described(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} tensor of {list(tensor.shape)}"
+    return f"{dtype_name(tensor.dtype)} tensor of {list(tensor.shape)}"
