@@ -6,7 +6,6 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
@@ -89,7 +88,10 @@ class Renaming:
         named = {part: getattr(snapshot, part) for part in _NAMED} | {"state": state}
         return dataclasses.replace(
             snapshot,
-            **{part: self._keys(leaves) for part, leaves in named.items()},
+            **{
+                part: {self.plain(name): leaf for name, leaf in leaves.items()}
+                for part, leaves in named.items()
+            },
             input_gradients={_input_name(name): leaf for name, leaf in snapshot.input_gradients.items()},
             changed_state=frozenset(
                 self.plain(name) for name in snapshot.changed_state if not self.is_own(name)
@@ -99,9 +101,6 @@ class Renaming:
             blocks={fqn: frozenset(map(self.plain, names)) for fqn, names in snapshot.blocks.items()},
             checkpointed=frozenset(map(self.plain, snapshot.checkpointed)),
         )
-
-    def _keys(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
-        return {self.plain(name): leaf for name, leaf in leaves.items()}
 
 
 def _held(module: nn.Module) -> frozenset[str]:

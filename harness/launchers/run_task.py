@@ -76,8 +76,8 @@ def run_task(
         started_at = now()
         environment = _environment(task, job)
         outcome, mode = _attempts(task, supervise, trial_dir, resources)
-        if outcome.status == "timeout":
-            outcome = _with_what_was_measured(outcome, task, trial_dir)
+        if outcome.status == "timeout":  # its ranks have measured something until then
+            outcome = replace(outcome, results=read_kept(trial_dir, task.experiment.mesh.world_size))
         record = build(
             _identity(task, name, environment),
             Ending(
@@ -239,11 +239,6 @@ def _attempts(task: Task, supervise: Supervise, trial_dir: Path, resources: Reso
         if not _twin_did_not_fit(outcome):
             break
     return outcome, mode
-
-
-def _with_what_was_measured(outcome: Outcome, task: Task, trial_dir: Path) -> Outcome:
-    """Return the outcome of a trial whose time was over, with what its ranks had measured until then."""
-    return replace(outcome, results=read_kept(trial_dir, task.experiment.mesh.world_size))
 
 
 def _twin_did_not_fit(outcome: Outcome) -> bool:

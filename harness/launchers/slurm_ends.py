@@ -79,7 +79,11 @@ class Look:
         """Return how a job ended, `None` while it runs or waits."""
         state = states.get(flight.job or "")
         if state is None:
-            return End(status="lost", kind="unknown", message=_unknown(flight))
+            # forgotten at once where an element is cancelled before it starts, and after minutes otherwise
+            why = "it was cancelled before it started, or ended long ago"
+            return End(
+                status="lost", kind="unknown", message=f"Slurm no longer knows job {flight.job}: {why}"
+            )
         if state.is_stuck:
             return End(
                 status="lost", kind="LAUNCH_FAILED", message=f"Slurm could not start job {state.job} again"
@@ -114,11 +118,6 @@ class Look:
         has_begun = read_attempt(store, flight.task.trial_id, flight.submission) is not None
         is_stopped = (folder_of(store, flight.submission) / STOP).exists()
         return is_stopped and not has_begun and end.kind in {"CANCELLED", "COMPLETED", "unknown"}
-
-
-def _unknown(flight: InFlight) -> str:
-    """Slurm forgets an element at once that is cancelled before it starts, and any job after minutes."""
-    return f"Slurm no longer knows job {flight.job}: it was cancelled before it started, or ended long ago"
 
 
 def end_of(state: slurm.JobState, time_min: int) -> End:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from statistics import fmean
+from typing import Any
 
 from harness.records.measured import (
     Allocator,
@@ -195,7 +196,7 @@ def merge_memory(
         timeline=highest.timeline,
         largest_saved=fullest.largest_saved,
         saved_by_module=fullest.saved_by_module,
-        by_rank=tuple(_rank_memory(rank) for rank in ranks),
+        by_rank=tuple(RankMemory(rank=rank.rank, **_numbers(rank.memory, MemoryNumbers)) for rank in ranks),
         pipeline=tuple(map(_rank_pipeline, ranks)) if all(rank.pipeline for rank in ranks) else None,
         predicted_peak_bytes=predicted_peak_bytes,
         baseline=_baseline_memory(_baselines(ranks, is_plain=is_plain)),
@@ -225,7 +226,9 @@ def merge_work(ranks: Sequence[RankResult], *, is_plain: bool) -> Work:
         named=seen[0].named,
         never_fired=_in_all([each.never_fired for each in seen]),
         **_maxima(seen, ("offloaded_bytes", "chunks")),
-        routing=tuple(_rank_routing(rank.rank, each) for rank in ranks for each in rank.routing),
+        routing=tuple(
+            RankRouting(rank=rank.rank, **_numbers(each, Routing)) for rank in ranks for each in rank.routing
+        ),
         baseline=_baseline_work(_baselines(ranks, is_plain=is_plain)),
     )
 
@@ -318,19 +321,15 @@ def _byte_fields(cls: type[MemoryNumbers | Allocator]) -> list[str]:
     return [field.name for field in fields(cls) if field.name.endswith("_bytes")]
 
 
-def _rank_memory(rank: RankResult) -> RankMemory:
-    numbers = {field.name: getattr(rank.memory, field.name) for field in fields(MemoryNumbers)}
-    return RankMemory(rank=rank.rank, **numbers)
+def _numbers(measured: object, cls: type[MemoryNumbers | StagesInFlight | Routing]) -> dict[str, Any]:
+    """Return those fields of what a rank has measured that `cls` has."""
+    return {field.name: getattr(measured, field.name) for field in fields(cls)}
 
 
 def _rank_pipeline(rank: RankResult) -> RankPipeline:
     assert rank.pipeline is not None, "all ranks have stages, or none"
-    numbers = {field.name: getattr(rank.pipeline, field.name) for field in fields(StagesInFlight)}
+    numbers = _numbers(rank.pipeline, StagesInFlight)
     return RankPipeline(rank=rank.rank, peak_bytes=rank.memory.peak_bytes, **numbers)
-
-
-def _rank_routing(rank: int, routing: Routing) -> RankRouting:
-    return RankRouting(rank=rank, **{field.name: getattr(routing, field.name) for field in fields(Routing)})
 
 
 def _merge_allocators(allocators: Sequence[Allocator | None]) -> Allocator | None:

@@ -291,7 +291,9 @@ class Parity:
         """The difference of the plain model from itself, where that keeps the variant from being blamed."""
         for link in self.links:
             if link.control is not None and link.differing and not link.blamed:
-                what = "" if link.control.first is None else f": {_without_topic(str(link.control.first))}"
+                what = (
+                    "" if link.control.first is None else f": {str(link.control.first).removeprefix(_TOPIC)}"
+                )
                 if link.control.differing != ("state",):
                     return f"the plain model does not repeat itself{what}"
         return None
@@ -330,10 +332,6 @@ def describe_difference(part: str, difference: FirstDifference) -> str:
     expected, actual = _as_text(difference.expected, difference.actual)
     item = f"{PARTS[part]} {difference.name!r}"
     return f"{_TOPIC}{item} differs{where} {seen}: {expected} vs {actual}"
-
-
-def _without_topic(sentence: str) -> str:
-    return sentence.removeprefix(_TOPIC)
 
 
 def _later(link: Parity) -> str:

@@ -9,7 +9,7 @@ which there are several, or else the children of a list or dictionary, whatever 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -224,9 +224,4 @@ def _size(module: nn.Module) -> int:
 
 
 def _shapes(module: nn.Module) -> tuple[object, ...]:
-    return tuple(_named_shapes(module))
-
-
-def _named_shapes(module: nn.Module) -> Iterator[object]:
-    for name, parameter in module.named_parameters():
-        yield name, tuple(parameter.shape)
+    return tuple((name, tuple(parameter.shape)) for name, parameter in module.named_parameters())

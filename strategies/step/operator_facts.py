@@ -127,7 +127,7 @@ def facts_of(operator: Any) -> OperatorFacts:
         makes_list=any(
             result.alias_info is None and isinstance(result.type, torch.ListType) for result in schema.returns
         ),
-        chance=next((place for place in _places(arguments) if place[1] == "dropout_p"), None),
+        chance=next(((at, each.name) for at, each in arguments if each.name == "dropout_p"), None),
         is_random=torch.Tag.nondeterministic_seeded in operator.tags,
         is_untagged=operator.namespace not in _TAGGED,
         communicates=operator.namespace in _COMMUNICATION,
@@ -141,10 +141,6 @@ def facts_of(operator: Any) -> OperatorFacts:
 def _is_new(result: Any) -> bool:
     """Say whether a result is a tensor, or several, on storages of their own."""
     return result.alias_info is None and "Tensor" in str(result.type)
-
-
-def _places(arguments: Sequence[tuple[int, Any]]) -> Iterator[Place]:
-    return ((position, argument.name) for position, argument in arguments)
 
 
 def _given(place: Place, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

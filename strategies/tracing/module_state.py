@@ -277,14 +277,10 @@ def _joined(fqn: str, name: str) -> str:
     return f"{fqn}.{name}" if fqn else name
 
 
-def _groups(module: nn.Module) -> list[dict[str, Any]]:
-    return [vars(module), *(vars(module)[group] for group in _GROUPS)]
-
-
 def _marks(module: nn.Module) -> dict[str, object]:
     return {
         name: (type(value), value) if isinstance(value, CONSTANTS) else ByIdentity(value)
-        for group in _groups(module)
+        for group in (vars(module), *(vars(module)[each] for each in _GROUPS))
         for name, value in group.items()
         if name not in _UNWATCHED
     }

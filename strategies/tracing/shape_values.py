@@ -52,7 +52,7 @@ class KnownValues(TorchFunctionMode):
         if any(isinstance(each, Tensor) and id(each) not in self._values for each in args):
             return func(*args, **kwargs)  # most calls; what follows looks at all operands
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        known = self._are_known(tensors)
+        known = all(self._value(tensor) is not None for tensor in tensors)
         name = getattr(func, "__name__", "")
         if known and tensors and name in QUESTIONS:
             return self._really(func, args, kwargs)
@@ -73,9 +73,6 @@ class KnownValues(TorchFunctionMode):
     def is_unknown(self, value: Any) -> bool:
         """Return whether `value` is a tensor without data whose values do not follow from shapes."""
         return isinstance(value, FakeTensor) and self._value(value) is None
-
-    def _are_known(self, tensors: list[Tensor]) -> bool:
-        return all(self._value(tensor) is not None for tensor in tensors)
 
     def _value(self, tensor: Tensor) -> Tensor | None:
         if id(tensor) not in self._values:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.records.record import STATUSES, Record
+from harness.records.record import STATUSES
 from harness.records.verdict import VERDICTS
 from harness.report.content.changes import matched
 from harness.report.facts import quantities
@@ -159,16 +159,12 @@ def _failing_number(condition: FailIf, one: Entry, other: Entry) -> str | None:
         return None
     was = plain((one.number(quantity) or NOTHING,))
     if after is None:
-        return f"{one.name}: {was} → {_ending(other.record)}"
+        return f"{one.name}: {was} → no number: {other.record.status}, {other.record.verdict}"
     ratio = after / before if before else (1.0 if after == 0 else math.inf)
     assert isinstance(condition.value, float)
     if not _OPERATORS[condition.sign](ratio, condition.value):
         return None
     return f"{one.name}: {was} → {plain((other.number(quantity) or NOTHING,))} ({_written(ratio)})"
-
-
-def _ending(record: Record) -> str:
-    return f"no number: {record.status}, {record.verdict}"
 
 
 def _written(ratio: float) -> str:

@@ -128,7 +128,8 @@ def verdicts(sweep: SweepRecords) -> Table:
     variants: dict[str, dict[str, list[LinePart]]] = {}
     for entry in sweep.entries:
         found = variants.setdefault(entry.variant, {}).setdefault(sweep.place(entry), [])
-        shown = entry.mark if entry.record.status == "ok" else _ending(entry)
+        status = entry.record.status
+        shown = entry.mark if status == "ok" else Mark(text=status, about=entry.mark.about)
         found += [*([" "] if found else []), shown]
     rows = [
         ((CodeText(text=variant),), *(tuple(by_place.get(place, [NOTHING])) for place in places))
@@ -292,10 +293,6 @@ def commands(entries: Sequence[Entry]) -> Table:
         about="Add name=<sweep> to keep results apart.",
         is_folded=True,
     )
-
-
-def _ending(entry: Entry) -> Mark:
-    return Mark(text=entry.record.status, about=entry.mark.about)
 
 
 def _collective_names(entry: Entry) -> list[str]:

@@ -69,7 +69,8 @@ class BatchFlow:
         if not _may_repeat(graphs) or not results or not all(each.meta["val"].dim() for each in results):
             return None
         size = shape_of(results[0])[0]
-        inner = dict(zip(_calls(root), graphs[:-1], strict=True))
+        calls = [node for node in root.nodes if node.op == "call_module"]
+        inner = dict(zip(calls, graphs[:-1], strict=True))
         axes: dict[fx.Graph, Mapping[fx.Node, Axis | None]] = {}
         try:
             demands = _Demands(root, {call: scope.graph for call, scope in inner.items()}, axes)
@@ -106,10 +107,6 @@ def _results(graph: fx.Graph) -> Sequence[fx.Node]:
     found: Any = next(node for node in reversed(graph.nodes) if node.op == "output").args[0]
     results: Sequence[fx.Node] = found
     return results
-
-
-def _calls(graph: fx.Graph) -> list[fx.Node]:
-    return [node for node in graph.nodes if node.op == "call_module"]
 
 
 def _may_repeat(graphs: Sequence[ScopeGraph]) -> bool:

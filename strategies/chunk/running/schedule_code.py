@@ -102,7 +102,7 @@ class _Lowering:
             if item in passes:
                 continue
             if item in norms:
-                self._known[item] = _whole_norm(self._graph, item, _shape(item), self._known)  # type: ignore[arg-type, index]
+                self._known[item] = _whole_norm(self._graph, item, list(item.meta["val"].shape), self._known)  # type: ignore[arg-type, index]
             elif isinstance(item, Loop):
                 left_out = unread_products(item, schedule.storages, saves)
                 loop = replace(item, unread=left_out)
@@ -185,10 +185,6 @@ def _buffer(result: LoopOutput, into: int | None, *, has_gradient: bool) -> Buff
         into=into,
         has_gradient=has_gradient and value.is_floating_point(),
     )
-
-
-def _shape(node: fx.Node) -> list[Any]:
-    return list(node.meta["val"].shape)
 
 
 def _whole_norm(
