@@ -96,6 +96,12 @@ def rows(messages: Mapping[str, str]) -> list[Any]:
     return [pytest.param(line, message, id=line) for line, message in messages.items()]
 
 
+def lines(common: Mapping[str, str], further: Mapping[str, str]) -> list[Any]:
+    """Return a table of commands by name; only `make matrix` runs the `further` ones."""
+    few = [pytest.param(line, id=name) for name, line in common.items()]
+    return few + [pytest.param(line, id=name, marks=pytest.mark.matrix) for name, line in further.items()]
+
+
 def options_of(group: str) -> list[str]:
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 

@@ -39,7 +39,6 @@ _CPU = torch.device("cpu")
 _MATRIX = pytest.mark.matrix
 _KEPT = {"save_ops": DISPATCHING}
 _COMM = {"save_ops": ("matmul", "attention", "comm")}
-_TOPK = {"save_ops": ("topk",)}
 
 
 _CELLS: list[tuple[str, dict[str, Any]]] = [

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from tests.gallery.parts import (
     WIDTH,
@@ -252,20 +251,6 @@ class Skips(Net):
     def run(self, x: Any) -> Any:
         y = super().run(x)
         return x + y if self.use_skip and self.depth % self.every == 0 else y
-
-
-class OwnFlag(Net):
-    """As transformers does it: the model reads a flag."""
-
-    gradient_checkpointing = False
-
-    def run(self, x: Any) -> Any:
-        for block in self.blocks:
-            if self.gradient_checkpointing and self.training:
-                x = checkpoint(block, x, use_reentrant=False)
-            else:
-                x = block(x)
-        return x
 
 
 class Distils(Layer):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,7 @@ from harness.predict.batch_sizes import follow_from_others, found_between, trace
 from harness.predict.fake_rank import step_log
 from harness.predict.step_log import StepLog, fake_step
 from strategies import chunk_variants, shard_variants
-from tests.harness.composing import experiment_of
+from tests.harness.composing import experiment_of, lines
 
 _MLP = "data=synthetic model=mlp model.n_layers=2 sequence_length=8 model.width=16 model.hidden_width=32"
 _LAYERS = "data=synthetic model.n_layers=3 sequence_length=16 model.width=32 model.hidden_width=64"
@@ -43,11 +42,6 @@ _MORE_ALIKE = {
 _SIZES = (1, 2, 3, 5, 6, 7, 9)
 
 
-def _rows(common: Mapping[str, str], further: Mapping[str, str]) -> list[Any]:
-    rows = [pytest.param(line, id=name) for name, line in common.items()]
-    return rows + [pytest.param(line, id=name, marks=pytest.mark.matrix) for name, line in further.items()]
-
-
 def _log(experiment: Experiment) -> StepLog:
     return step_log(experiment, "cpu")
 
@@ -56,7 +50,7 @@ def _sized(line: str, samples_of_a_rank: int) -> Experiment:
     return experiment_of(f"{line} batch_size={samples_of_a_rank * experiment_of(line).mesh.dp}")
 
 
-@pytest.mark.parametrize("line", _rows(_ALIKE, _MORE_ALIKE))
+@pytest.mark.parametrize("line", lines(_ALIKE, _MORE_ALIKE))
 def test_the_step_between_is_the_full_one(line: str) -> None:
     experiment = _sized(line, 3)
     traced = traced_batch_sizes(experiment, [size * experiment.mesh.dp for size in _SIZES])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from harness.predict.prediction import predict
 from harness.predict.step_log import fake_step
 from strategies.step.operator_mode import OperatorMode
 from strategies.tracing.balanced_routing import BALANCED
-from tests.harness.composing import experiment_of
+from tests.harness.composing import experiment_of, lines
 from tests.harness.predict.measured_step import MeasuredStep, measured_step, step_of_rank
 from tests.rank_pool import RankPool
 
@@ -43,13 +42,7 @@ _MORE_OF_ONE_RANK = {
 }
 
 
-def _rows(common: Mapping[str, str], further: Mapping[str, str]) -> list[Any]:
-    """Return all rows; only `make matrix` runs the `further` ones."""
-    rows = [pytest.param(line, id=name) for name, line in common.items()]
-    return rows + [pytest.param(line, id=name, marks=pytest.mark.matrix) for name, line in further.items()]
-
-
-@pytest.mark.parametrize("line", _rows(_ONE_RANK, _MORE_OF_ONE_RANK))
+@pytest.mark.parametrize("line", lines(_ONE_RANK, _MORE_OF_ONE_RANK))
 def test_one_rank_is_predicted_to_the_byte(line: str) -> None:
     size = _TOKENS if "vit" not in line else _SMALL
     experiment = experiment_of(f"{size} {line}")
@@ -101,12 +94,12 @@ _VIEWS = pytest.mark.filterwarnings(
 )  # outputs that are, as in a trial
 
 
-@pytest.mark.parametrize("line", _rows(_TWO_RANKS, _MORE_OF_TWO_RANKS))
+@pytest.mark.parametrize("line", lines(_TWO_RANKS, _MORE_OF_TWO_RANKS))
 def test_ranks_are_predicted_to_the_byte(line: str, pool2: RankPool) -> None:
     _compare(line, pool2)
 
 
-@pytest.mark.parametrize("line", _rows({}, _FOUR_RANKS))
+@pytest.mark.parametrize("line", lines({}, _FOUR_RANKS))
 def test_meshes_of_two_dimensions(line: str, pool4: RankPool) -> None:
     _compare(line, pool4)
 

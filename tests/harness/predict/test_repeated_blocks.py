@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +17,7 @@ from harness.predict.repeated_blocks import composed, is_deep, is_repetitive
 from harness.predict.step_log import FakeStep, StepLog, fake_step
 from strategies import chunk_variants, shard_variants
 from strategies.ac.selective_layer import SelectiveLayer
-from tests.harness.composing import experiment_of
+from tests.harness.composing import experiment_of, lines
 
 _SIZES = "data=synthetic batch_size=4 model.n_layers=6"
 _MLP = f"{_SIZES} model=mlp sequence_length=8 model.width=16 model.hidden_width=32"
@@ -48,11 +47,6 @@ _MORE_ALIKE = {
 }
 
 
-def _rows(common: Mapping[str, str], further: Mapping[str, str]) -> list[Any]:
-    rows = [pytest.param(line, id=name) for name, line in common.items()]
-    return rows + [pytest.param(line, id=name, marks=pytest.mark.matrix) for name, line in further.items()]
-
-
 def _log(experiment: Experiment) -> StepLog:
     return step_log(experiment, "cpu")
 
@@ -63,7 +57,7 @@ def _without_births(full: FakeStep) -> FakeStep:
     return replace(full, memory=replace(full.memory, largest_at_peak=()))
 
 
-@pytest.mark.parametrize("line", _rows(_ALIKE, _MORE_ALIKE))
+@pytest.mark.parametrize("line", lines(_ALIKE, _MORE_ALIKE))
 def test_the_composed_step_is_the_full_one(line: str) -> None:
     experiment = experiment_of(line)
     log = composed(experiment, _log)

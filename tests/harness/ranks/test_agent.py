@@ -24,10 +24,6 @@ from harness.ranks.start import RankJob
 from tests.harness.processes import Waiter, has_begun, is_alive, require_dead
 
 ENTRIES = "tests.harness.rank_entries"
-CPU_OOM = (
-    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
-    "you tried to allocate 1152921504606846976 bytes. Error code 12 (Cannot allocate memory)"
-)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining._backward import stage_backward_input
 from torch.nn import functional
-from torch.utils.checkpoint import CheckpointPolicy
 
 from bench.peers.split_backward import Block, Measured, Stage, are_equal, is_made, recorder_of, step, variants
 from strategies.ac.full import Full
@@ -24,6 +23,7 @@ from strategies.ac.nested import Nested
 from strategies.ac.selective_op import SelectiveOp
 from strategies.base import StrategyError
 from strategies.foreign import policy_files
+from tests.strategies.users_checkpointing import saves_products
 
 FULL, SELECTIVE = partial(Full, layers_fqn="layers"), partial(SelectiveOp, layers_fqn="layers")
 linear = nn.Linear
@@ -230,10 +230,6 @@ def test_selective_checkpoint_of_torch_raises_where_ours_runs() -> None:
 
 
 def test_a_policy_of_torch_is_asked_in_one_recomputation() -> None:
-    def saves_products(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-        is_saved = operator is torch.ops.aten.addmm.default
-        return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
-
     def under_policy(stage: Stage) -> Stage:
         policy = policy_files.of_function("mine.py", saves_products, "ac.path")
         policy.enclose(dict(stage.layers.named_children()))

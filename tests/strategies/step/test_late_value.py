@@ -18,14 +18,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from strategies.budget.plan import BlockPlan
 from strategies.budget.planning.planner import Planner
-from strategies.regions.blocks import ModelModules
 from strategies.step.late_value import JustSaved, KeptTicket, LateValue, are_large, factors_of, given
 from strategies.step.memory_layout import MemoryLayout
 from strategies.step.operator_mode import OperatorMode
-from strategies.step.plan_capture import capture
 from tests.strategies.budget.eager.idioms import BETWEEN, TOKENS, WIDTH, of
 from tests.strategies.budget.planning.planning_by_hand import enclose
-from tests.strategies.budget.small_steps import step_of
+from tests.strategies.step.test_plan_capture import captured_with
 
 MUL = torch.ops.aten.mul.Tensor
 
@@ -276,10 +274,7 @@ def smallest_peak_bytes(name: str) -> int:
     model = of(between, parts)()
     x = torch.randn(64, TOKENS, WIDTH)
     blocks = {f"layers.{number}": block for number, block in enumerate(model.layers)}
-    graph = capture(
-        step_of(model, x), ModelModules(blocks=blocks), device=x.device, standing=[*model.parameters(), x]
-    )
-    return Planner(graph).minimum_feasible_bytes
+    return Planner(captured_with(model, blocks, x)).minimum_feasible_bytes
 
 
 @pytest.mark.parametrize("name", READ_ONCE)

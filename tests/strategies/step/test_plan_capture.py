@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
 from strategies import StrategyError
 from strategies.ac.full import Full
@@ -32,8 +33,14 @@ CPU = torch.device("cpu")
 
 
 def captured(model: WithBlocks, x: torch.Tensor, lasting: frozenset[str] = frozenset()) -> StepGraph:
+    return captured_with(model, model.blocks, x, lasting)
+
+
+def captured_with(
+    model: nn.Module, blocks: dict[str, nn.Module], x: torch.Tensor, lasting: frozenset[str] = frozenset()
+) -> StepGraph:
     model.zero_grad()
-    modules, standing = ModelModules(blocks=model.blocks), [*model.parameters(), x]
+    modules, standing = ModelModules(blocks=blocks), [*model.parameters(), x]
     return capture(step_of(model, x), modules, device=CPU, standing=standing, lasting=lasting)
 
 

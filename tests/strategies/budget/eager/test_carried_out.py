@@ -13,12 +13,11 @@ from strategies.budget.planning.block_options import CallOptions
 from strategies.budget.planning.block_program import planned_call
 from strategies.budget.planning.planner import Planner, block_plan
 from strategies.budget.planning.simulation import Decision, peak_bytes
-from strategies.regions.blocks import ModelModules
 from strategies.regions.host_copies import HostLedger
-from strategies.step.plan_capture import capture
 from tests.strategies.budget.planning.planning_by_hand import enclose
 from tests.strategies.budget.planning.test_simulation import Flops
 from tests.strategies.budget.small_steps import WIDTH, Gated, measured_peak_bytes, step_of
+from tests.strategies.step.test_plan_capture import captured, captured_with
 
 
 @pytest.mark.parametrize(
@@ -35,13 +34,7 @@ def test_the_peak_is_the_predicted_one_and_gradients_are_equal(dropout: float, h
     x = torch.randn(2, 8, WIDTH)
     model = Gated(dropout)
     step_of(model, x)()
-    model.zero_grad()
-    graph = capture(
-        step_of(model, x),
-        ModelModules(blocks=model.blocks),
-        device=torch.device("cpu"),
-        standing=[*model.parameters(), x],
-    )
+    graph = captured(model, x)
     planner = Planner(graph, host_bytes=host_bytes)
     smallest, largest = planner.minimum_feasible_bytes, planner.plain_peak_bytes
     for share in (0.0, 0.3, 0.6, 0.9):
@@ -98,13 +91,7 @@ def test_a_value_that_is_written_to_after_it_was_read(*, is_random: bool) -> Non
     model = nn.Sequential(*(Rewriting(is_random=is_random) for _ in range(3)))
     blocks = dict(model.named_children())
     expected, _ = trained(model, x)
-    model.zero_grad()
-    graph = capture(
-        step_of(model, x),
-        ModelModules(blocks=blocks),
-        device=torch.device("cpu"),
-        standing=[*model.parameters(), x],
-    )
+    graph = captured_with(model, blocks, x)
     planner = Planner(graph)
     smallest, largest = planner.minimum_feasible_bytes, planner.plain_peak_bytes
     assert smallest < largest
@@ -141,13 +128,7 @@ def test_operators_that_write_in_place_run_in_the_order_of_forward(*, is_anew: b
     model, x = nn.Sequential(*(AddingInPlace() for _ in range(9))), torch.randn(64, WIDTH)
     blocks = dict(model.named_children())
     expected, flops = trained(model, x)
-    model.zero_grad()
-    graph = capture(
-        step_of(model, x),
-        ModelModules(blocks=blocks),
-        device=torch.device("cpu"),
-        standing=[*model.parameters(), x],
-    )
+    graph = captured_with(model, blocks, x)
     effects = []
     for each in graph.calls:
         call = planned_call(graph, each)

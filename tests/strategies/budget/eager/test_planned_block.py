@@ -17,7 +17,7 @@ from torch.nn import functional
 from strategies import StrategyError
 from strategies.budget.plan import BlockPlan, Value
 from strategies.regions.host_copies import HostLedger
-from tests.strategies.budget.eager.idioms import Square
+from tests.strategies.budget.eager.idioms import Square, gradient_inside
 from tests.strategies.budget.planning.planning_by_hand import Made, enclose, made_in, some
 from tests.strategies.meters import Meter
 
@@ -88,13 +88,6 @@ def softmax_in_place(_: Body, x: Tensor) -> Tensor:
     scores = x @ x.t()
     scores.masked_fill_(torch.ones_like(scores, dtype=torch.bool).triu(1), -1e9)
     return scores.softmax(-1) @ x
-
-
-def differentiated_inside(_: Body, x: Tensor) -> Tensor:
-    with torch.enable_grad():
-        leaf = x.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(leaf.sin().square().sum(), leaf)
-    return x * gradient
 
 
 def autocasts(body: Body, x: Tensor) -> Tensor:
@@ -192,7 +185,7 @@ BETWEEN: dict[str, Callable[[Body, Tensor], Any]] = {
     "a running mean": running_mean,
     "attention": attention,
     "softmax of masked scores": softmax_in_place,
-    "a gradient inside": differentiated_inside,
+    "a gradient inside": gradient_inside,
     "autocast": autocasts,
     "complex numbers": lambda _, x: torch.fft.ifft(torch.fft.fft(x.exp()).conj() * 2).real,
     "where and gather": lambda _, x: torch.where(x > 0, x.exp(), x).gather(1, x.argsort(-1)),
@@ -404,7 +397,7 @@ def test_nothing_of_a_step_is_left_after_it_without_garbage_collection() -> None
     gc.collect()
     gc.disable()
     try:
-        for between in (BETWEEN["dropout"], in_place_after_reads, attention, differentiated_inside):
+        for between in (BETWEEN["dropout"], in_place_after_reads, attention, gradient_inside):
             block, x = made_block(between), torch.randn(6, WIDTH)
             planned(block, x, 0.35)
             given = x.clone().requires_grad_()

@@ -11,9 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from strategies.budget.planning.chunked_planning import ChunkedPlanner, Way
 from strategies.budget.planning.planner import BudgetBelowMinimum, Objective, Planner
-from strategies.regions.blocks import ModelModules
-from strategies.step.plan_capture import capture
 from tests.strategies.budget.small_steps import WIDTH, Gated, step_of
+from tests.strategies.step.test_plan_capture import captured
 
 _WIDE = 256
 
@@ -42,13 +41,8 @@ class Headed(Gated):
 def way(chunks: int, objective: Objective) -> Way:
     model, x = Headed(chunks), torch.randn(8, 4, WIDTH)
     step_of(model, x)()
-    model.zero_grad()
-    standing = [*model.parameters(), x]
-    graph = capture(
-        step_of(model, x), ModelModules(blocks=model.blocks), device=torch.device("cpu"), standing=standing
-    )
     told: dict[str, Any] | None = {"with_loss": False, "regions": [], "chunks": chunks}
-    return Way(planner=Planner(graph, objective=objective), chunk=None if chunks == 1 else told)
+    return Way(planner=Planner(captured(model, x), objective=objective), chunk=None if chunks == 1 else told)
 
 
 @pytest.mark.parametrize("objective", ["flops", "time"])

@@ -14,9 +14,8 @@ from strategies.budget.kept import kept_by
 from strategies.budget.planning import block_options, group_options
 from strategies.budget.planning.known_plans import KnownPlans, WayToPlan
 from strategies.budget.planning.planner import BudgetBelowMinimum
-from strategies.regions.blocks import ModelModules
-from strategies.step.plan_capture import capture
 from tests.strategies.budget.small_steps import WIDTH, Gated, Remembering, step_of
+from tests.strategies.step.test_plan_capture import captured
 
 _SHARE = 0.8
 
@@ -25,13 +24,7 @@ _SHARE = 0.8
 def way() -> WayToPlan:
     model, x = Gated(blocks=2), torch.randn(8, 4, WIDTH)
     step_of(model, x)()
-    model.zero_grad()
-    graph = capture(
-        step_of(model, x),
-        ModelModules(blocks=model.blocks),
-        device=torch.device("cpu"),
-        standing=[*model.parameters(), x],
-    )
+    graph = captured(model, x)
     return WayToPlan(graph=graph, objective="both", host_bytes=0, nests=True, is_taped=True, chunk=None)
 
 
