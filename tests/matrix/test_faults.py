@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 
+from tests.matrix.faults import models
 from tests.matrix.faults.cases import CASES, GROUPS, LAUNCHERS, ON_SLURM, SHAPES
 from tests.matrix.faults.sweep import Cell, cells_of
 from tests.slurm.private_slurm import require_binaries
@@ -53,6 +54,7 @@ def test_every_fault_is_named(launcher: str, group: str) -> None:
 def test_every_case_has_its_place() -> None:
     assert {case.group for case in CASES} == GROUPS.keys()
     for case in CASES:
+        assert callable(getattr(models, case.factory))
         assert set(case.launchers) <= LAUNCHERS.keys()
         assert set(case.shapes) <= SHAPES.keys()
         everywhere = set(case.launchers) == LAUNCHERS.keys() and set(case.shapes) == SHAPES.keys()

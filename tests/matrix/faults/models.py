@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -85,44 +85,14 @@ def build_error() -> nn.Module:
     return ok()
 
 
-def python_error() -> nn.Module:
-    """Return a model that raises."""
-    return Faulty(_raise, "instrument")
-
-
 def parity_error() -> nn.Module:
     """Return a model that raises when it is compared with its twin."""
     return Faulty(_raise, "parity")
 
 
-def oom() -> nn.Module:
-    """Return a model that asks for more memory than an address can name."""
-    return Faulty(_exhaust, "instrument")
-
-
-def sigkill() -> nn.Module:
-    """Return a model whose rank is killed, as the kernel does when memory is exhausted."""
-    return Faulty(lambda: os.kill(os.getpid(), signal.SIGKILL), "instrument")
-
-
-def sigsegv() -> nn.Module:
-    """Return a model that reads address 0."""
-    return Faulty(lambda: _ignore(ctypes.string_at(0)), "instrument")
-
-
-def hard_exit() -> nn.Module:
-    """Return a model that leaves without a word."""
-    return Faulty(lambda: os._exit(3), "instrument")
-
-
-def hang() -> nn.Module:
-    """Return a model that never returns."""
-    return Faulty(_hang, "instrument")
-
-
 def hang_once() -> nn.Module:
     """Return a model that never returns, and works when the scheduler has started its job again."""
-    return hang() if os.environ.get("SLURM_RESTART_COUNT", "0") == "0" else ok()
+    return Faulty(_hang, "instrument") if os.environ.get("SLURM_RESTART_COUNT", "0") == "0" else ok()
 
 
 class _OwnError(BaseException):
@@ -147,168 +117,6 @@ class _HeavyError(Exception):
 def backward_error() -> nn.Module:
     """Return a model that raises in its backward."""
     return Faulty(_raise, "instrument", in_backward=True)
-
-
-def exit_0() -> nn.Module:
-    """Return a model that leaves without a word, as if all were well."""
-    return Faulty(lambda: os._exit(0), "instrument")
-
-
-def sigabrt() -> nn.Module:
-    """Return a model that aborts."""
-    return Faulty(os.abort, "instrument")
-
-
-def system_exit() -> nn.Module:
-    """Return a model that exits as a program does."""
-    return Faulty(lambda: sys.exit(0), "instrument")
-
-
-def keyboard_interrupt() -> nn.Module:
-    """Return a model that raises what Ctrl-C raises."""
-    return Faulty(_raising(KeyboardInterrupt()), "instrument")
-
-
-def own_base_exception() -> nn.Module:
-    """Return a model that raises what no `except Exception` takes."""
-    return Faulty(_raising(_OwnError()), "instrument")
-
-
-def half_characters() -> nn.Module:
-    """Return a model whose error names a file that is no UTF-8."""
-    return Faulty(_raising(FileNotFoundError("\udcff.bin")), "instrument")
-
-
-def long_message() -> nn.Module:
-    """Return a model whose error is as long as a book."""
-    return Faulty(_raising(RuntimeError("x" * _LONG_CHARS)), "instrument")
-
-
-def hostile_message() -> nn.Module:
-    """Return a model whose error is written for a page and a terminal."""
-    return Faulty(_raising(RuntimeError("</script><script>x</script>\x1b[31m\0| `a` =cmd()")), "instrument")
-
-
-def mute_error() -> nn.Module:
-    """Return a model whose error cannot be printed."""
-    return Faulty(_raising(_MuteError()), "instrument")
-
-
-def heavy_error() -> nn.Module:
-    """Return a model whose error cannot be pickled."""
-    return Faulty(_raising(_HeavyError()), "instrument")
-
-
-def recursion() -> nn.Module:
-    """Return a model that calls itself."""
-    return Faulty(_recurse, "instrument")
-
-
-def memory_error() -> nn.Module:
-    """Return a model that asks Python for more memory than there is."""
-    return Faulty(lambda: bytearray(1 << 60), "instrument")
-
-
-def broken_stderr() -> nn.Module:
-    """Return a model that fails when who reads its messages is gone."""
-    return Faulty(_each(_break_stderr, _raise), "instrument")
-
-
-def closed_streams() -> nn.Module:
-    """Return a model that fails when Python's streams are closed."""
-    return Faulty(_each(sys.stdout.close, sys.stderr.close, _raise), "instrument")
-
-
-def closed_descriptors() -> nn.Module:
-    """Return a model that fails when its log is closed."""
-    return Faulty(_each(lambda: os.close(1), lambda: os.close(2), _raise), "instrument")
-
-
-def no_stderr() -> nn.Module:
-    """Return a model that fails without a stream for errors."""
-    return Faulty(_each(lambda: setattr(sys, "stderr", None), _raise), "instrument")
-
-
-def no_descriptors() -> nn.Module:
-    """Return a model that fails when no file can be opened."""
-    return Faulty(_each(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)), _raise), "instrument")
-
-
-def no_folder() -> nn.Module:
-    """Return a model that removes the folder of its trial, and fails."""
-    return Faulty(_each(lambda: shutil.rmtree(_log().parent), _raise), "instrument")
-
-
-def junk_reports() -> nn.Module:
-    """Return a model that leaves files which look like reports, and fails."""
-    return Faulty(_each(_litter, _raise), "instrument")
-
-
-def folder_as_record() -> nn.Module:
-    """Return a model that leaves a folder where its record shall be, and works."""
-    return Faulty(lambda: _log().with_name("record.json").mkdir(exist_ok=True), "instrument")
-
-
-def forked_twin() -> nn.Module:
-    """Return a model that forks a process which runs on as if it were the rank, and works."""
-    return Faulty(os.fork, "instrument")
-
-
-def hidden_children() -> nn.Module:
-    """Return a model that starts processes in sessions of their own, and works."""
-    return Faulty(_hide_children, "instrument")
-
-
-def daemon_and_exit() -> nn.Module:
-    """Return a model that leaves while a process of another session holds its log."""
-    return Faulty(_each(_hide_children, lambda: os._exit(4)), "instrument")
-
-
-def server_killed() -> nn.Module:
-    """Return a model that kills the process that has forked it."""
-    return Faulty(
-        _each(lambda: os.kill(os.getppid(), signal.SIGKILL), lambda: time.sleep(_FOR_EVER_S)), "instrument"
-    )
-
-
-def group_killed() -> nn.Module:
-    """Return a model that kills its process group."""
-    return Faulty(lambda: os.killpg(0, signal.SIGKILL), "instrument")
-
-
-def overwritten_environment() -> nn.Module:
-    """Return a model that overwrites the variables of its rank, and works."""
-    return Faulty(lambda: os.environ.update(MASTER_ADDR="nowhere.invalid", RANK="7"), "instrument")
-
-
-def closed_mask() -> nn.Module:
-    """Return a model whose files nobody may read, and that works."""
-    return Faulty(lambda: os.umask(0o777), "instrument")
-
-
-def abort_at_exit() -> nn.Module:
-    """Return a model that works, and would abort an orderly exit."""
-    return Faulty(lambda: atexit.register(os.abort), "instrument")
-
-
-def thread_left() -> nn.Module:
-    """Return a model that works, and leaves a thread that never ends."""
-    return Faulty(lambda: threading.Thread(target=time.sleep, args=(_FOR_EVER_S,)).start(), "instrument")
-
-
-def stopped() -> nn.Module:
-    """Return a model whose rank is frozen."""
-    return Faulty(lambda: os.kill(os.getpid(), signal.SIGSTOP), "instrument")
-
-
-def deaf() -> nn.Module:
-    """Return a model that never returns and hears no signal."""
-    return Faulty(_sleep_deaf, "instrument")
-
-
-def lock_held() -> nn.Module:
-    """Return a model that never gives the interpreter back."""
-    return Faulty(lambda: ctypes.PyDLL(None).sleep(_FOR_EVER_S), "instrument")
 
 
 def planning_error() -> nn.Module:
@@ -375,9 +183,9 @@ def _raise() -> None:
     raise RuntimeError("this model fails on purpose")
 
 
-def _raising(error: BaseException) -> Callable[[], None]:
+def _raising(make: Callable[[], BaseException]) -> Callable[[], None]:
     def act() -> None:
-        raise error
+        raise make()
 
     return act
 
@@ -401,6 +209,11 @@ def _break_stderr() -> None:
     os.dup2(writer, 2)
     os.close(reader)
     os.close(writer)
+
+
+def _close_streams() -> None:
+    sys.stdout.close()
+    sys.stderr.close()
 
 
 def _litter() -> None:
@@ -429,3 +242,80 @@ def _hang() -> None:
     while True:
         signal.pause()
         _mark()  # a signal that asks for more than a stack has been heard
+
+
+ACTS: Mapping[str, Callable[[], object]] = {
+    "python_error": _raise,
+    # asks for more memory than an address can name
+    "oom": _exhaust,
+    # as the kernel kills a rank when memory is exhausted
+    "sigkill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "sigsegv": lambda: _ignore(ctypes.string_at(0)),
+    "hard_exit": lambda: os._exit(3),
+    "hang": _hang,
+    # as if all were well
+    "exit_0": lambda: os._exit(0),
+    "sigabrt": os.abort,
+    "system_exit": lambda: sys.exit(0),
+    "keyboard_interrupt": _raising(KeyboardInterrupt),
+    "own_base_exception": _raising(_OwnError),
+    # an error names a file that is no UTF-8
+    "half_characters": _raising(lambda: FileNotFoundError("\udcff.bin")),
+    # an error is as long as a book
+    "long_message": _raising(lambda: RuntimeError("x" * _LONG_CHARS)),
+    # an error is written for a page and a terminal
+    "hostile_message": _raising(lambda: RuntimeError("</script><script>x</script>\x1b[31m\0| `a` =cmd()")),
+    # an error cannot be printed
+    "mute_error": _raising(_MuteError),
+    # an error cannot be pickled
+    "heavy_error": _raising(_HeavyError),
+    "recursion": _recurse,
+    "memory_error": lambda: bytearray(1 << 60),
+    # fails when who reads its messages is gone
+    "broken_stderr": _each(_break_stderr, _raise),
+    # fails when Python's streams are closed
+    "closed_streams": _each(_close_streams, _raise),
+    # fails when its log is closed
+    "closed_descriptors": _each(lambda: os.close(1), lambda: os.close(2), _raise),
+    # fails without a stream for errors
+    "no_stderr": _each(lambda: setattr(sys, "stderr", None), _raise),
+    # fails when no file can be opened
+    "no_descriptors": _each(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)), _raise),
+    # removes the folder of its trial, and fails
+    "no_folder": _each(lambda: shutil.rmtree(_log().parent), _raise),
+    # leaves files which look like reports, and fails
+    "junk_reports": _each(_litter, _raise),
+    # leaves a folder where its record shall be, and works
+    "folder_as_record": lambda: _log().with_name("record.json").mkdir(exist_ok=True),
+    # forks a process which runs on as if it were the rank, and works
+    "forked_twin": os.fork,
+    # starts processes in sessions of their own, and works
+    "hidden_children": _hide_children,
+    # leaves while a process of another session holds its log
+    "daemon_and_exit": _each(_hide_children, lambda: os._exit(4)),
+    # kills the process that has forked it
+    "server_killed": _each(lambda: os.kill(os.getppid(), signal.SIGKILL), lambda: time.sleep(_FOR_EVER_S)),
+    "group_killed": lambda: os.killpg(0, signal.SIGKILL),
+    # overwrites the variables of its rank, and works
+    "overwritten_environment": lambda: os.environ.update(MASTER_ADDR="nowhere.invalid", RANK="7"),
+    # works, and nobody may read its files
+    "closed_mask": lambda: os.umask(0o777),
+    # works, and would abort an orderly exit
+    "abort_at_exit": lambda: atexit.register(os.abort),
+    # works, and leaves a thread that never ends
+    "thread_left": lambda: threading.Thread(target=time.sleep, args=(_FOR_EVER_S,)).start(),
+    # the rank is frozen
+    "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    # never returns and hears no signal
+    "deaf": _sleep_deaf,
+    # never gives the interpreter back
+    "lock_held": lambda: ctypes.PyDLL(None).sleep(_FOR_EVER_S),
+}
+"""What a model does in its first forward, by name: `__getattr__` makes a factory of each."""
+
+
+def __getattr__(name: str) -> Callable[[], nn.Module]:
+    """Return the factory of the model that does one of `ACTS`."""
+    if name not in ACTS:
+        raise AttributeError(name)
+    return lambda: Faulty(ACTS[name], "instrument")
