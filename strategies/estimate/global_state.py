@@ -120,7 +120,7 @@ def _is_same(one: Any, other: Any) -> bool:
     return one is other or (type(one) is type(other) and bool(one == other))
 
 
-def _attribute(owner: str, name: str, shown: str = "") -> _Setting:
+def _attribute(owner: str, name: str) -> _Setting:
     """Return the setting of a name in a Python module of torch, which other releases may lack."""
     holder: Any = importlib.import_module(owner)
 
@@ -128,7 +128,7 @@ def _attribute(owner: str, name: str, shown: str = "") -> _Setting:
         if hasattr(holder, name):
             setattr(holder, name, value)
 
-    return _Setting(name=shown or f"{owner}.{name}", read=lambda: getattr(holder, name, None), write=write)
+    return _Setting(name=f"{owner}.{name}", read=lambda: getattr(holder, name, None), write=write)
 
 
 def _content(holder: Any, name: str) -> _Setting:

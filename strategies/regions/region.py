@@ -54,6 +54,16 @@ class Region(Protocol):
         """Return what the latest step showed in this region."""
 
 
+class Unobserved:
+    """A region that decides nothing of its own, so that a step shows nothing in it."""
+
+    __slots__ = ()
+
+    def observe(self) -> Observation:
+        """Return nothing."""
+        return Observation()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Around:
     """A region around a region: what `inner` saves for backward, `outer` packs."""

@@ -15,10 +15,11 @@ from strategies.base import Observation
 from strategies.generators import State, of_devices, put
 from strategies.regions import region
 from strategies.regions.blocks import plain_named_modules
+from strategies.regions.region import Unobserved
 
 
 @dataclass(kw_only=True, slots=True)
-class Remat:
+class Remat(Unobserved):
     """A region whose activations are dropped in forward and computed again in backward, to its end.
 
     Fields:
@@ -41,10 +42,6 @@ class Remat:
             return torch_remat.checkpoint()(body)(*args, **kwargs)
         numbers = RandomNumbers(tree_leaves((args, kwargs)))
         return torch_remat.checkpoint(recompute_state_hooks=(numbers,))(body)(*args, **kwargs)
-
-    def observe(self) -> Observation:
-        """Return nothing: a region names no operators and moves no bytes."""
-        return Observation()
 
 
 @dataclass(kw_only=True, slots=True)

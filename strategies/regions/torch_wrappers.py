@@ -9,8 +9,8 @@ from typing import Any, cast
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
 
-from strategies.base import Observation
 from strategies.regions import region
+from strategies.regions.region import Unobserved
 
 _INNER = "_checkpoint_wrapped_module"
 
@@ -49,7 +49,7 @@ class _Body(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _TorchWrapper:
+class _TorchWrapper(Unobserved):
     """A region that is a wrapper of torch."""
 
     wrapper: ActivationWrapper
@@ -65,7 +65,3 @@ class _TorchWrapper:
         """Return `body(*args, **kwargs)`, run by the wrapper."""
         self.body.forward_of_module = body
         return self.wrapper(*args, **kwargs)
-
-    def observe(self) -> Observation:
-        """Return nothing: torch's wrappers count nothing."""
-        return Observation()

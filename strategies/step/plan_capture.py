@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
-from strategies.base import Observation, StrategyError
+from strategies.base import StrategyError
 from strategies.estimate.liveness import numbers_bytes
 from strategies.estimate.machine import Machine
 from strategies.estimate.operator_cost import machine_for
@@ -32,7 +32,7 @@ from strategies.generators import NUMPY, PYTHON, DrawWatch, moved
 from strategies.regions.blocks import Enclosed, ModelModules
 from strategies.regions.inner_units import gathered_aside, inner_units
 from strategies.regions.recomputation import can_run_again
-from strategies.regions.region import Region, enclose, region_of
+from strategies.regions.region import Region, Unobserved, enclose, region_of
 from strategies.regions.rewind import python_state
 from strategies.regions.saved_tensors import Packed, hooks_around, kept, local_of, placed_as, unpacked
 from strategies.step.before_blocks import Before, join, joined, signature_of
@@ -140,7 +140,7 @@ def _restored(block: nn.Module) -> Callable[[], None]:
     return restore
 
 
-class _Listening:
+class _Listening(Unobserved):
     """The region of a block whose step is captured."""
 
     def __init__(self, fqn: str, watch: _Watch, compiled: Callable[..., Any] | None) -> None:
@@ -184,12 +184,8 @@ class _Listening:
         call.checkpointed.is_possible &= not (moved(numbers) or autocasts)
         return results
 
-    def observe(self) -> Observation:
-        """Return nothing: the block runs as it is."""
-        return Observation()
 
-
-class _Beside:
+class _Beside(Unobserved):
     """The region of a module that stands next to the blocks."""
 
     def __init__(self, fqn: str, watch: _Watch) -> None:
@@ -207,12 +203,8 @@ class _Beside:
         self._watch.begin_beside(self._fqn, module, args, kwargs)
         return self._watch.run_part(self._fqn, partial(body, *args, **kwargs))
 
-    def observe(self) -> Observation:
-        """Return nothing: the module runs as it is."""
-        return Observation()
 
-
-class _Calling:
+class _Calling(Unobserved):
     """The region of the module that calls the blocks."""
 
     def __init__(self, fqn: str, watch: _Watch) -> None:
@@ -228,10 +220,6 @@ class _Calling:
             return body(*args, **kwargs)
         with self._watch.before_blocks(self._fqn, input_sizes(args, kwargs)):
             return body(*args, **kwargs)
-
-    def observe(self) -> Observation:
-        """Return nothing: the module runs as it is."""
-        return Observation()
 
 
 class _Watch(StepRecorder):

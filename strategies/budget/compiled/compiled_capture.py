@@ -22,10 +22,11 @@ from torch._functorch import config as functorch_config
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from strategies.base import Observation, RunnableStep, StrategyError
+from strategies.base import RunnableStep, StrategyError
 from strategies.budget.compiled.joint_graph import JointGraph
 from strategies.budget.compiled.joint_split import split
 from strategies.regions.blocks import ModelModules
+from strategies.regions.region import Unobserved
 from strategies.regions.saved_tensors import hooks_around, packed_by
 from strategies.step.plan_capture import capture, enclosed
 from strategies.step.step_graph import StepGraph
@@ -98,7 +99,7 @@ def _require_same(joint: JointGraph, ran: Sequence[str], fqn: str) -> None:
         raise StrategyError("ac.executor", f"{problem}; use ac.executor=eager compile=none")
 
 
-class _Runs:
+class _Runs(Unobserved):
     """A region that runs something in place of a block's forward."""
 
     def __init__(self, body: Callable[..., Any]) -> None:
@@ -110,10 +111,6 @@ class _Runs:
         """Run it."""
         del module, body
         return self._body(*args, **kwargs)
-
-    def observe(self) -> Observation:
-        """Return nothing: it decides nothing."""
-        return Observation()
 
 
 class Lifted:

@@ -18,13 +18,13 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from strategies import generators
-from strategies.base import Observation, RunnableStep, StrategyError
+from strategies.base import RunnableStep, StrategyError
 from strategies.budget.eager import carrying_out
 from strategies.budget.eager.planned_block import refuse_compiled
 from strategies.budget.plan import Plan
 from strategies.estimate.liveness import storage_bytes
 from strategies.regions.blocks import Chunked, ModelModules, plain_named_modules
-from strategies.regions.region import Region
+from strategies.regions.region import Region, Unobserved
 from strategies.regions.rewind import python_state_kept
 from strategies.regions.torch_facts import parameter_groups
 from strategies.step.call_sizes import difference, input_sizes
@@ -94,7 +94,7 @@ class _InFlight:
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class PlansAtFirstCall:
+class PlansAtFirstCall(Unobserved):
     """A region that plans on tensors without memory, for a step whose loss is the sum of the outputs.
 
     It plans anew where inputs are larger than any that it has planned for, so that the budget is kept. Its
@@ -181,10 +181,6 @@ class PlansAtFirstCall:
         made = _Made(found, plan, plan.predicted_peak_bytes - storage_bytes(step.standing))
         self._plans.append(made)
         return made
-
-    def observe(self) -> Observation:
-        """Return nothing: the blocks are observed."""
-        return Observation()
 
 
 def _refuse_left(given: Any, results: Any) -> None:

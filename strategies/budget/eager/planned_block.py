@@ -23,6 +23,7 @@ from strategies.estimate.tensors import tensors_in
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.inner_units import gathered_aside, inner_units
 from strategies.regions.recomputation import Recomputation
+from strategies.regions.region import Unobserved
 from strategies.regions.rewind import state_around
 from strategies.regions.saved_tensors import unpacked
 from strategies.step.call_sizes import (
@@ -349,7 +350,7 @@ class PlannedModule:
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class PlannedCaller:
+class PlannedCaller(Unobserved):
     """The region of the module that calls a block, of whose operators before it the block's plan has some.
 
     Fields:
@@ -382,10 +383,6 @@ class PlannedCaller:
             return body(*args, **kwargs)
         with self.block.followed(self, module):
             return body(*args, **kwargs)
-
-    def observe(self) -> Observation:
-        """Return nothing: the block is observed."""
-        return Observation()
 
 
 def refuse_compiled(fqn: str, module: nn.Module) -> None:
