@@ -33,6 +33,7 @@ PRELOAD = (
     "scipy.optimize",
     "scipy.sparse",
     "scipy.sparse.csgraph",
+    "torch._subclasses.schema_check_mode",  # to leave modes: a failed rank may be unable to open a file
     "harness.measure.environment:note_own_code",
 )
 """What a trial's ranks need, the agent's own aside; SciPy solves for its bound and plans."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from harness.launchers.resource_shape import Resources
-from harness.launchers.run_task import run_task
+from harness.launchers.run_task import PRELOAD, run_task
 from harness.ranks.culprit import Outcome
 from harness.ranks.rank_report import keep
 from harness.ranks.start import RankJob
@@ -79,3 +81,17 @@ def test_what_was_never_compared_has_no_tolerance(tmp_path: Path) -> None:
         job={},
     )
     assert (record.status, record.note) == ("refused", None)
+
+
+def test_a_rank_leaves_modes_without_opening_a_file() -> None:
+    program = f"""
+import importlib, sys
+for name in {[each.partition(":")[0] for each in PRELOAD]}:
+    importlib.import_module(name)
+from torch.utils._python_dispatch import _disable_current_modes
+known = set(sys.modules)
+with _disable_current_modes():
+    print(sorted(set(sys.modules) - known))
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout == "[]\n"
