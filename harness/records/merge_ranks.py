@@ -186,6 +186,7 @@ def merge_memory(
     memories = [rank.memory for rank in ranks]
     highest = max(memories, key=lambda memory: memory.peak_bytes)
     fullest = max(memories, key=lambda memory: memory.saved_bytes)
+    twins = _baselines(ranks, is_plain=is_plain)
     return Memory(
         **_maxima(memories, _byte_fields(MemoryNumbers)),
         peak_phase=highest.peak_phase,
@@ -199,7 +200,7 @@ def merge_memory(
         by_rank=tuple(RankMemory(rank=rank.rank, **_numbers(rank.memory, MemoryNumbers)) for rank in ranks),
         pipeline=tuple(map(_rank_pipeline, ranks)) if all(rank.pipeline for rank in ranks) else None,
         predicted_peak_bytes=predicted_peak_bytes,
-        baseline=_baseline_memory(_baselines(ranks, is_plain=is_plain)),
+        baseline=BaselineMemory(**_maxima([twin.memory for twin in twins], _TWIN_BYTES)) if twins else None,
     )
 
 
@@ -208,7 +209,7 @@ def merge_work(ranks: Sequence[RankResult], *, is_plain: bool) -> Work:
     works = [rank.work for rank in ranks]
     if is_plain:  # what it recomputes, it recomputes by itself
         works = [work.beyond(work) for work in works]
-    seen = [rank.observation for rank in ranks]
+    seen, twins = [rank.observation for rank in ranks], _baselines(ranks, is_plain=is_plain)
     return Work(
         **_maxima(works, _WORK_TOTALS),
         recomputed_ops=_highest(work.recomputed_ops for work in works),
@@ -229,7 +230,7 @@ def merge_work(ranks: Sequence[RankResult], *, is_plain: bool) -> Work:
         routing=tuple(
             RankRouting(rank=rank.rank, **_numbers(each, Routing)) for rank in ranks for each in rank.routing
         ),
-        baseline=_baseline_work(_baselines(ranks, is_plain=is_plain)),
+        baseline=BaselineWork(**_maxima([twin.work for twin in twins], _TWIN_TOTALS)) if twins else None,
     )
 
 
@@ -352,16 +353,6 @@ def _baselines(ranks: Sequence[RankResult], *, is_plain: bool) -> Sequence[Measu
     if is_plain and not found:
         return [MeasuredBaseline(memory=rank.memory, work=rank.work) for rank in ranks]
     return found if len(found) == len(ranks) else []
-
-
-def _baseline_memory(twins: Sequence[MeasuredBaseline]) -> BaselineMemory | None:
-    memories = [twin.memory for twin in twins]
-    return BaselineMemory(**_maxima(memories, _TWIN_BYTES)) if twins else None
-
-
-def _baseline_work(twins: Sequence[MeasuredBaseline]) -> BaselineWork | None:
-    works = [twin.work for twin in twins]
-    return BaselineWork(**_maxima(works, _TWIN_TOTALS)) if twins else None
 
 
 def _highest(counts: Iterable[_Counts]) -> dict[str, int]:

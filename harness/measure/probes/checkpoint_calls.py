@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from strategies.estimate.anatomy import CONSTANTS
+from strategies.estimate.patched import replaced
 from strategies.estimate.tensors import tensors_held_by
 
 _OPTIONS = frozenset(
@@ -82,17 +83,8 @@ class Intervention:
             made = changed or call
             return call_torch(made.function, *made.inputs, **made.keywords)
 
-        if inner is None:
+        with nullcontext() if inner is None else replaced(inner, _ENTRY, entry):
             yield
-            return
-        setattr(inner, _ENTRY, entry)
-        try:
-            yield
-        finally:
-            if before is None:
-                delattr(inner, _ENTRY)
-            else:
-                setattr(inner, _ENTRY, before)
 
 
 def preserving(call: CheckpointCall) -> CheckpointCall | None:
