@@ -70,7 +70,8 @@ class Entry:
         source = inspect.getsource(self.module)
         _, *statements, case = ast.parse(source).body
         own = [each for each in statements if not isinstance(each, ast.Import | ast.ImportFrom)]
-        start = min(each.lineno - len(getattr(each, "decorator_list", ())) for each in own)
+        starts = (each.lineno - len(getattr(each, "decorator_list", ())) for each in own)
+        start = min(starts, default=case.lineno)  # a control may have its model from the defect
         lines = "\n".join(source.splitlines()[start - 1 : case.lineno - 1]).strip()
         assert isinstance(case, ast.Assign)
         assert isinstance(case.value, ast.Call)
@@ -113,7 +114,7 @@ def step_entries() -> dict[str, StepEntry]:
 def load(name: str) -> Entry | str:
     """Return the entry of a module, or the package that it needs and that is not installed."""
     source = (_ROOT / _folder(name) / f"{name}.py").read_text("utf-8")
-    if "from transformers" in source and find_spec("transformers") is None:
+    if 'needs="transformers"' in source and find_spec("transformers") is None:
         return "transformers"
     return Entry(name=name, module=importlib.import_module(f"tests.gallery.{_folder(name)}.{name}"))
 

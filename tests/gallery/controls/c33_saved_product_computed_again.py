@@ -2,28 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from torch import nn
-
 from strategies.ac.selective_op import SelectiveOp
 from tests.gallery.case import Case
-from tests.gallery.parts import Blocks, linear, rows
-
-
-class Product(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = linear(bias=False)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.linear(x.unsqueeze(0)).mul_(2.0).sin().squeeze(0)
-
-
-def make() -> nn.Module:
-    return Blocks(Product(), Product())
-
+from tests.gallery.defects.n67_saved_product_changed_through_an_alias import make
+from tests.gallery.parts import rows
 
 CASE = Case(
     make=make,

@@ -2,28 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from torch import nn
-
 from strategies.ac.modules import Modules
 from tests.gallery.case import Case
-from tests.gallery.parts import WIDTH, Blocks, linear, rows
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.linear = nn.LayerNorm(WIDTH), linear()
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.linear(self.norm(x).mul_(0.5)).sin()
-
-
-def make() -> nn.Module:
-    return Blocks(Block(), Block())
-
+from tests.gallery.defects.n68_discarded_output_written_in_place import make
+from tests.gallery.parts import rows
 
 CASE = Case(
     make=make,
