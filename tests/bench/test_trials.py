@@ -8,7 +8,9 @@ from typing import cast
 
 from bench.trials import PRELOAD, experiments, records
 from harness.ranks.agent import Agent
+from harness.ranks.forkserver import ForkServer
 from strategies.ac.full import Full
+from tests.forked_servers import forks_of
 
 SIZES = (
     "model=mlp",
@@ -20,11 +22,11 @@ SIZES = (
 )
 
 
-def test_one_refusal_hides_no_other_result(tmp_path: Path) -> None:
+def test_one_refusal_hides_no_other_result(rank_server: ForkServer, tmp_path: Path) -> None:
     common = [*SIZES, "protocol=parity", "protocol.parity_steps=1"]
     good, bad = experiments([[*common, "ac=full"], [*common, "ac=full"]])
     ac = replace(cast("Full", bad.ac), layers_fqn="nowhere")
-    with Agent(preload=PRELOAD) as agent:
+    with forks_of(rank_server), Agent(preload=PRELOAD) as agent:
         found = records(agent, [good, replace(bad, ac=ac)], tmp_path)
     assert [(record.status, record.verdict) for record in found] == [
         ("ok", "neutral"),

@@ -6,14 +6,13 @@ Its fork servers are forks as well. That a server begins as a program of its own
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +22,7 @@ from harness.command_line import cli
 from harness.launchers import run_task
 from harness.ranks import agent, forkserver
 from harness.ranks.forkserver import ForkServer
+from tests.forked_servers import close_all_but
 
 PRELOAD = (__name__, *agent.PRELOAD, *run_task.PRELOAD)
 PATIENCE_S = 240.0
@@ -129,7 +129,7 @@ class _ForkedServer:
             os.setsid()
             os.environ.update(env)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            _close_all_but({0, 1, 2, *pass_fds})
+            close_all_but({0, 1, 2, *pass_fds})
             exec(words[-1], {})  # the program of `ForkServer`, which never returns
             os._exit(1)
 
@@ -148,11 +148,3 @@ class _ForkedServer:
             else:
                 time.sleep(0.01)
         return self._code
-
-
-def _close_all_but(kept: Collection[int]) -> None:
-    """Close what a program of its own would not have: the driver's end of the connection among it."""
-    for path in list(Path("/proc/self/fd").iterdir()):
-        if int(path.name) not in kept:
-            with contextlib.suppress(OSError):  # what listed the others is closed
-                os.close(int(path.name))

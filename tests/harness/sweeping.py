@@ -14,9 +14,11 @@ from harness.launchers.run_task import PRELOAD
 from harness.launchers.task import Point, Task
 from harness.ranks.agent import Agent
 from harness.ranks.culprit import Outcome
+from harness.ranks.forkserver import ForkServer
 from harness.records.claims import Attempt
 from harness.records.record import Failure, Record
 from harness.records.store import Store
+from tests.forked_servers import forks_of
 from tests.harness import records_fixture
 from tests.harness.composing import point_of
 
@@ -28,13 +30,18 @@ FAILED = Outcome(
 
 
 class StandingAgent(Agent):
-    """An agent whose fork server stands from one sweep to the next, until `close`."""
+    """An agent whose fork server, a fork of another, stands from one sweep to the next, until `close`."""
 
-    def __init__(self) -> None:
+    def __init__(self, server: ForkServer) -> None:
         super().__init__(PRELOAD)
+        self._of = server
 
     def __exit__(self, *_error: object) -> None:
         """Leave the server as it is."""
+
+    def _ready_server(self) -> ForkServer:
+        with forks_of(self._of):
+            return super()._ready_server()
 
 
 @cache

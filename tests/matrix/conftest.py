@@ -9,6 +9,8 @@ import pytest
 
 from bench.trials import PRELOAD, records
 from harness.ranks.agent import Agent
+from harness.ranks.forkserver import ForkServer
+from tests.forked_servers import forks_of
 from tests.matrix.facts import Run
 
 
@@ -20,8 +22,8 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="package")
-def agent() -> Iterator[Agent]:
-    with Agent(preload=PRELOAD) as agent:
+def agent(rank_server: ForkServer) -> Iterator[Agent]:
+    with forks_of(rank_server), Agent(preload=PRELOAD) as agent:
         yield agent
 
 

@@ -26,6 +26,7 @@ from harness.records.step_trace import read_steps
 from harness.records.store import Store
 from hydra_plugins.acbench.sweeper import ASKED_FOR
 from strategies import ac_variants
+from tests.forked_servers import forks_of
 from tests.harness import command, records_fixture
 from tests.harness.command import Finished
 from tests.harness.composing import ROOT, composed
@@ -53,8 +54,9 @@ Run = Callable[..., Finished]
 
 
 @pytest.fixture(scope="module")
-def imported() -> Iterator[ForkServer]:
-    server = ForkServer(command.PRELOAD)
+def imported(rank_server: ForkServer) -> Iterator[ForkServer]:
+    with forks_of(rank_server):
+        server = ForkServer(command.PRELOAD)
     yield server
     server.close()
 

@@ -13,6 +13,7 @@ from harness.command_line.judged import plans_at_peaks
 from harness.ranks.forkserver import ForkServer
 from harness.records.record import Record
 from harness.records.store import Store
+from tests.forked_servers import forks_of
 from tests.harness import command, records_fixture
 from tests.harness.composing import ROOT, composed
 
@@ -82,12 +83,13 @@ def test_a_plan_that_is_not_made_says_why(line: str, records: dict[str, Record],
     assert said == [f"judge: no plan next to it: {reason}"]
 
 
-def test_a_judged_sweep_ends_in_one_table(tmp_path: Path) -> None:
+def test_a_judged_sweep_ends_in_one_table(rank_server: ForkServer, tmp_path: Path) -> None:
     small = "model=mlp model.n_layers=3 model.width=8 model.hidden_width=64 data=synthetic batch_size=64 "
     words = "-m sweep=judge ac=none,full optimizer=sgd sequence_length=8 mesh.device=cpu tracker=none "
     steps = "protocol=smoke protocol.timed_pairs=0 protocol.parity_steps=1"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    server = ForkServer(command.PRELOAD)
+    with forks_of(rank_server):
+        server = ForkServer(command.PRELOAD)
     try:
         done = command.acbench(server, tmp_path, tuple(f"{small}{words}{steps}".split()), environment)
     finally:

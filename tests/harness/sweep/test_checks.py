@@ -17,9 +17,11 @@ from torch import nn
 from harness.errors import ConfigError
 from harness.models.python import PythonSpec
 from harness.ranks.agent import Agent
+from harness.ranks.forkserver import ForkServer
 from harness.sweep import checks, planning_log
 from harness.trial import preflight, without_memory
 from strategies import StrategyError
+from tests.forked_servers import forks_of
 from tests.harness.composing import experiment_of
 
 
@@ -82,8 +84,8 @@ def make(act: str = "") -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def agent() -> Iterator[Agent]:
-    with Agent((__name__,)) as agent:
+def agent(rank_server: ForkServer) -> Iterator[Agent]:
+    with forks_of(rank_server), Agent((__name__,)) as agent:
         yield agent
 
 

@@ -1,0 +1,126 @@
+"""Fork servers that are forks of the one of standing ranks, which has imported what takes seconds.
+
+    with forks_of(rank_server):
+        server = ForkServer(PRELOAD)  # imports only what the other has not
+
+That a server begins as a program of its own is for the tests of `tests/harness/ranks`, and for commands that
+are started as people start them. The environment of such a fork is not the one in /proc.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+from unittest import mock
+
+from harness.ranks import forkserver
+from harness.ranks.forkserver import ForkServer
+
+_PATIENCE_S = 240.0
+_STREAMS = (1, 2)
+_ABOVE = 200
+"""Number from which descriptors wait that are to have one of those that others still have."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """The program of a fork server. `numbers`: those that the descriptors have there which are sent to it."""
+
+    text: str
+    environment: dict[str, str]
+    folder: str
+    numbers: tuple[int, ...]
+    meeting: str
+
+
+@contextmanager
+def forks_of(server: ForkServer) -> Iterator[None]:
+    """Let fork servers that start inside begin as forks of `server`, which must outlive them."""
+    known = SimpleNamespace(
+        Popen=partial(_Fork, server),
+        DEVNULL=subprocess.DEVNULL,
+        TimeoutExpired=subprocess.TimeoutExpired,
+    )
+    with mock.patch.object(forkserver, "subprocess", known):
+        yield
+
+
+def run(program: _Program) -> None:
+    """Be a fork server: with the environment, folder and descriptors of a program of its own."""
+    with socket.socket(socket.AF_UNIX) as meeting:
+        meeting.connect(program.meeting)
+        _, given, _, _ = socket.recv_fds(meeting, 1, len(program.numbers))
+        waiting = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, _ABOVE) for each in given]
+    for number, each in zip(program.numbers, waiting, strict=True):
+        os.dup2(each, number)
+    close_all_but({0, *program.numbers})
+    os.environ.clear()
+    os.environ.update(program.environment)
+    os.chdir(program.folder)
+    exec(program.text, {})  # it never returns
+
+
+def close_all_but(kept: set[int]) -> None:
+    """Close what a program of its own would not have: the driver's end of a connection among it."""
+    for path in list(Path("/proc/self/fd").iterdir()):
+        if int(path.name) not in kept:
+            with suppress(OSError):  # what listed the others is closed
+                os.close(int(path.name))
+
+
+class _Fork:
+    """What `ForkServer` starts; stands for its `subprocess.Popen`."""
+
+    _codes: ClassVar[dict[tuple[int, int], int]] = {}
+    """Exit statuses by the servers that the dead were forks of, and by themselves."""
+
+    def __init__(
+        self,
+        server: ForkServer,
+        words: Sequence[str],
+        *,
+        pass_fds: Sequence[int],
+        env: Mapping[str, str],
+        **_: Any,
+    ) -> None:
+        self._server = server
+        numbers = (*_STREAMS, *pass_fds)
+        with tempfile.TemporaryDirectory(prefix="fork-") as folder, socket.socket(socket.AF_UNIX) as meeting:
+            address = f"{folder}/meeting"
+            meeting.bind(address)
+            meeting.listen(1)
+            meeting.settimeout(_PATIENCE_S)
+            program = _Program(words[-1], dict(env), str(Path.cwd()), numbers, address)
+            self.pid = server.start(f"{__name__}:run", program)
+            self._codes.pop(self._key, None)  # of another process with this number
+            connection, _ = meeting.accept()
+            with connection:
+                socket.send_fds(connection, [b"."], numbers)
+
+    @property
+    def _key(self) -> tuple[int, int]:
+        return self._server.pid, self.pid
+
+    def kill(self) -> None:
+        self._server.signal(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        end_s = time.monotonic() + (_PATIENCE_S if timeout_s is None else timeout_s)
+        while self._key not in self._codes:
+            died = self._server.next_death(end_s - time.monotonic())
+            if died is None:
+                raise subprocess.TimeoutExpired("a fork server", end_s)
+            self._codes[self._server.pid, died.pid] = died.code
+        return self._codes[self._key]
