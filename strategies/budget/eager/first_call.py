@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -24,8 +24,9 @@ from strategies.budget.eager.planned_block import refuse_compiled
 from strategies.budget.plan import Plan
 from strategies.estimate.liveness import storage_bytes
 from strategies.regions.blocks import Chunked, ModelModules, plain_named_modules
+from strategies.regions.own_parameters import weights_of
 from strategies.regions.region import Region, Unobserved
-from strategies.regions.rewind import python_state_kept
+from strategies.regions.rewind import all_modules, python_state_kept
 from strategies.regions.torch_facts import parameter_groups
 from strategies.step.call_sizes import difference, input_sizes
 from strategies.step.operator_mode import OperatorMode
@@ -37,6 +38,7 @@ from strategies.tracing.without_data import models_errors
 _FIRST = "the first call plans on tensors without memory"
 _FOLLOWED = f"{_FIRST}, on which the model raises"
 _REMEDY = "write a plan of a step by Budget.write_plan and give it as ac.plan_file, as trials do"
+_BUDGETS = frozenset({"ac.budget_gib", "ac.fraction"})
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
 """Namespaces of the operators that ranks run together."""
 
@@ -54,16 +56,53 @@ class PlansSteps(Protocol):
         """Return all that a plan may decide about."""
 
 
+class _Call(NamedTuple):
+    """A call of the model, as a plan is made for it.
+
+    Fields:
+        sizes: sizes of the inputs.
+        weights: shape of each parameter, and whether it gets a gradient.
+        modes: whether each module trains; empty where the model itself does not.
+        accumulates: whether gradients of earlier calls stand.
+    """
+
+    sizes: tuple[TensorSize, ...]
+    weights: tuple[tuple[torch.Size, bool], ...]
+    modes: tuple[bool, ...]
+    accumulates: bool
+
+    @classmethod
+    def of(cls, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+        """Return the call of `model` with these inputs."""
+        weights = weights_of(model)
+        return cls(
+            input_sizes(args, kwargs),
+            tuple([(each.shape, each.requires_grad) for each in weights]),
+            tuple([each.training for each in all_modules(model)]) if model.training else (),
+            any(each.is_leaf and each.grad is not None for each in weights),
+        )
+
+    def suits(self, other: _Call) -> bool:
+        """Say whether a plan for this call keeps the budget in the other one: in evaluation, any plan."""
+        return (
+            self.weights == other.weights
+            and other.modes in {self.modes, ()}
+            and self.accumulates >= other.accumulates
+            and difference(self.sizes, other.sizes) is None
+        )
+
+
 class _Made(NamedTuple):
     """A plan with what it was made for.
 
     Fields:
-        sizes: sizes of the inputs of the call.
+        call: the call.
         plan: the plan.
-        call_bytes: most bytes that one call of the model holds: its peak less parameters, buffers and inputs.
+        call_bytes: most bytes that one call of the model holds: its peak less parameters, buffers, inputs and
+            the gradients that stand.
     """
 
-    sizes: tuple[TensorSize, ...]
+    call: _Call
     plan: Plan
     call_bytes: int
 
@@ -97,8 +136,9 @@ class _InFlight:
 class PlansAtFirstCall(Unobserved):
     """A region that plans on tensors without memory, for a step whose loss is the sum of the outputs.
 
-    It plans anew where inputs are larger than any that it has planned for, so that the budget is kept. Its
-    plans are for one call of the model: a further one, before backward of the first, needs room of its own.
+    It plans anew where inputs are larger than any that it has planned for, and where parameters, what trains,
+    or gradients that stand are others, so that the budget is kept. Its plans are for one call of the model: a
+    further one, before backward of the first, needs room of its own.
 
     Fields:
         budget: makes the plan.
@@ -165,22 +205,34 @@ class PlansAtFirstCall(Unobserved):
 
     def _made_for(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Made:
         """Return the plan for the smallest known inputs that are at least as large as these."""
-        found = input_sizes(args, kwargs)
+        call = _Call.of(module, args, kwargs)
         for known in self._plans:
-            if difference(known.sizes, found) is None:
+            if known.call.suits(call):
                 return known
         _refuse_tensor_parallel(module)
         _refuse_chunked(module)
         blocks = self.budget.blocks_of(module).values()
         stays = python_state_kept(module, blocks, remedy=_REMEDY)
         with models_errors(_FOLLOWED, _REMEDY), _own_gradients_stay(module), stays:
-            step = shadow_step(module, args, kwargs)
+            step = shadow_step(module, args, kwargs, accumulates=call.accumulates)
             with step.around():
                 step.run()  # which makes what modules make once; a plan is for the calls after it
-            plan = copy_context().run(self.budget.plan, step)
-        made = _Made(found, plan, plan.predicted_peak_bytes - storage_bytes(step.standing))
+            plan = copy_context().run(self._plan, step, call)
+        made = _Made(call, plan, plan.predicted_peak_bytes - storage_bytes(step.standing))
+        # one that the new one stands in for is never taken again, so that plans do not alternate
+        self._plans = [each for each in self._plans if each.call != call._replace(accumulates=False)]
         self._plans.append(made)
         return made
+
+    def _plan(self, step: RunnableStep, call: _Call) -> Plan:
+        try:
+            return self.budget.plan(step)
+        except StrategyError as error:
+            if call.accumulates and error.where in _BUDGETS:
+                problem = f"{error.problem}; gradients of earlier calls stand in this one"
+                remedy = "call zero_grad() before the model where they are not summed up"
+                raise StrategyError(error.where, f"{problem}: {remedy}") from error
+            raise
 
 
 def _refuse_left(given: Any, results: Any) -> None:
@@ -249,17 +301,25 @@ def _gathered_by_fsdp(model: nn.Module) -> Iterator[int]:
                 yield from (id(each.sharded_param) for each in group.fsdp_params if not each.is_dtensor)
 
 
-def shadow_step(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunnableStep:
-    """Return a step of `module` on these inputs, without memory; its loss is the sum of the outputs."""
+def shadow_step(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, accumulates: bool = False
+) -> RunnableStep:
+    """Return a step of `module` on these inputs, without memory; its loss is the sum of the outputs.
+
+    Args:
+        accumulates: whether gradients of earlier steps stand.
+    """
     device = device_of(tree_flatten((args, kwargs))[0])
     shadow = Shadow.of(module).on(device)
     given, named = shadowed(shadow, (args, kwargs), device)
     tensors = [leaf for leaf in tree_leaves((given, named)) if isinstance(leaf, Tensor)]
+    trained = [each for each in shadow.model.parameters() if each.requires_grad and accumulates]
+    gradients = shadowed(shadow, trained, device)
     return RunnableStep(
-        run=partial(_train_once, shadow.model, given, named),
+        run=partial(_train_once, shadow.model, given, named, [*zip(trained, gradients, strict=True)]),
         model=shadow.model,
         device=device,
-        standing=(*shadow.model.parameters(), *shadow.model.buffers(), *tensors),
+        standing=(*shadow.model.parameters(), *shadow.model.buffers(), *tensors, *gradients),
         around=partial(_followed, shadow),
     )
 
@@ -293,9 +353,18 @@ class _RefusesCollectives(OperatorMode):
         return func(*args, **kwargs)
 
 
-def _train_once(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _train_once(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    standing: Iterable[tuple[Tensor, Tensor]],
+) -> None:
     model.zero_grad()
+    for parameter, gradient in standing:
+        parameter.grad = gradient
     outputs = tree_leaves(model(*args, **kwargs))
     results = [each for each in outputs if isinstance(each, Tensor) and each.requires_grad]
     del outputs
     torch.autograd.backward(results, [each.detach().new_ones(()).expand(each.shape) for each in results])
+    # a scope of autocast around the model casts each weight once: the call that follows has casts of its own
+    torch.clear_autocast_cache()

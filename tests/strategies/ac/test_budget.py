@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -356,6 +358,87 @@ def budget_bytes(budget: Budget, model: nn.Module) -> int:
     assert plan is not None
     found: int = plan["budget_bytes"]
     return found
+
+
+def perceptron() -> nn.Module:
+    torch.manual_seed(0)
+    parts = (nn.Linear(16, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 16))
+    block = nn.Sequential(*parts)
+    return nn.Sequential(nn.Sequential(*(copy.deepcopy(block) for _ in range(3))), nn.Linear(16, 4))
+
+
+def _evaluated(model: nn.Module, x: torch.Tensor) -> None:
+    model.eval()(x).sum().backward()
+    model.train().zero_grad()
+
+
+def _frozen(model: nn.Module, x: torch.Tensor) -> None:
+    for name in ("0", "1"):
+        model.get_submodule(f"0.{name}").requires_grad_(False)
+    model(x).sum().backward()
+    model.requires_grad_(True).zero_grad()
+
+
+def _wider(model: nn.Module, x: torch.Tensor) -> None:
+    model(x).sum().backward()
+    for name in ("0.0", "0.1", "0.2"):
+        model.set_submodule(f"{name}.0", nn.Linear(16, 96))
+        model.set_submodule(f"{name}.3", nn.Linear(96, 16))
+    model.zero_grad()
+
+
+def _accumulated(model: nn.Module, x: torch.Tensor) -> None:
+    model(x).sum().backward()
+
+
+BEFORE = {"evaluated": _evaluated, "frozen": _frozen, "wider blocks": _wider, "accumulated": _accumulated}
+
+
+@pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
+def test_what_a_first_call_planned_for_changes(before: Callable[[nn.Module, torch.Tensor], None]) -> None:
+    budget, x = Budget(fraction=0.9, layers_fqn="0"), torch.randn(8, 16, 16)
+    plain, model = perceptron(), budget.apply(perceptron())
+    for each in (plain, model):
+        torch.manual_seed(0)
+        before(each, x)
+        for _ in range(2):
+            torch.manual_seed(1)
+            each(x).sum().backward()
+    assert all(map(torch.equal, *([p.grad for p in each.parameters()] for each in (plain, model))))
+    accumulates = before is _accumulated
+    peaks = [
+        measured_peak_bytes(each, [x], partial(_accumulated, each, x), accumulates=accumulates)
+        for each in (plain, model)
+    ]
+    assert peaks[1] <= budget_bytes(budget, model) < peaks[0]
+
+
+def test_a_budget_without_room_for_gradients_that_stand() -> None:
+    x = torch.randn(4, 16, 16)
+    plan = Budget(fraction=1.0, layers_fqn="0").plan(first_call.shadow_step(perceptron(), (x,), {}))
+    gib = plan.minimum_feasible_bytes / (1 << 30)
+    model = Budget(budget_gib=gib, layers_fqn="0").apply(perceptron())
+    model(x).sum().backward()
+    stands = (
+        r"ac\.budget_gib: no plan keeps .*; gradients of earlier calls stand in this one: call zero_grad\(\)"
+    )
+    with pytest.raises(StrategyError, match=stands):
+        model(x)
+    model.zero_grad()
+    model(x).sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_first_call_within_autocast(dtype: torch.dtype) -> None:
+    budget, x = Budget(fraction=0.9, layers_fqn="0"), torch.randn(8, 16, 16)
+    plain, model = perceptron(), budget.apply(perceptron())
+    for rows in (x[:4], x, x[:2]):
+        for each in (plain, model):
+            torch.manual_seed(1)
+            with torch.autocast("cpu", dtype):
+                loss = each(rows).square().mean()
+            loss.backward()
+    assert all(map(torch.equal, *([p.grad for p in each.parameters()] for each in (plain, model))))
 
 
 def test_a_plan_holds_in_float64_too(plan_file: Path) -> None:

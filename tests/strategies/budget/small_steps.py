@@ -108,13 +108,24 @@ def step_of(model: nn.Module, *inputs: Tensor) -> Callable[[], None]:
 
 
 def measured_peak_bytes(
-    model: nn.Module, inputs: Sequence[Tensor], run: Callable[[], None], *, on_host: bool = False
+    model: nn.Module,
+    inputs: Sequence[Tensor],
+    run: Callable[[], None],
+    *,
+    on_host: bool = False,
+    accumulates: bool = False,
 ) -> int:
-    """Return the highest total of what lies on the device in a step, or of what is offloaded."""
-    model.zero_grad()
+    """Return the highest total of what lies on the device in a step, or of what is offloaded.
+
+    Args:
+        accumulates: leave the gradients that stand.
+    """
+    if not accumulates:
+        model.zero_grad()
+    gradients = [each.grad for each in model.parameters() if each.grad is not None]
     live = LiveStorages(Position(), device="cpu")
     with live:
-        live.add_standing(plain_tensors([*model.parameters(), *model.buffers(), *inputs]))
+        live.add_standing(plain_tensors([*model.parameters(), *model.buffers(), *inputs, *gradients]))
         run()
     return live.ledger.peak(is_on_host if on_host else is_on_device).nbytes
 
