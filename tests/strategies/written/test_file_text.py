@@ -25,6 +25,10 @@ from tests.strategies.toys import Stack, differences, toy, train_step
 from tests.strategies.written.written_toys import TOKENS, loaded, operators_of, rules_of
 
 EQUAL = "37 tensors are equal in all bits on cpu"
+OTHER_PARAMETERS = (
+    "apply_ac: a Block has other parameters in backward than in forward; "
+    "run backward with these, and before an optimizer's step"
+)
 BLOCKS = [f"layers.{number}" for number in range(3)]
 _operators = cache(lambda: operators_of(toy()))
 FILES: dict[str, Callable[[], str]] = {
@@ -127,10 +131,18 @@ def test_a_backward_after_a_functional_call_is_right_or_refused(
         return
     with pytest.raises(RuntimeError) as refused:
         gradients_of_others(model)
-    assert str(refused.value) == (
-        "apply_ac: a Block has other parameters in backward than in forward; "
-        "run backward where it has these, or call it in a module"
-    )
+    assert str(refused.value) == OTHER_PARAMETERS
+
+
+def test_a_backward_after_an_optimizer_step_is_refused(tmp_path: Path) -> None:
+    model = applied(tmp_path, FILES["full"](), toy())
+    optimizer = torch.optim.SGD([bias for name, bias in model.named_parameters() if name.endswith("bias")])
+    early, late = (model(TOKENS).square().sum() for _ in range(2))
+    early.backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError) as refused:
+        late.backward()
+    assert str(refused.value) == OTHER_PARAMETERS
 
 
 class AddsParameter(nn.Linear):
