@@ -15,17 +15,21 @@ from harness.ranks.forkserver import ForkServer
 from tests import rank_pool
 from tests.rank_pool import RankPool
 
+_MANY = 500
+"""Objects since the latest collection that are worth one, which takes less than a millisecond."""
+
 HARDWARE = Path(__file__).parents[1] / "conf" / "hardware"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def frozen_heap() -> None:
-    """Keep what earlier files have imported and left out of all collections of garbage, for the same reason.
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Keep what earlier tests have imported and left out of all collections of garbage, for the same reason.
 
-    A trial collects five times; without this each took a quarter of a second late in a run of all tests.
+    A trial and a check collect several times each; without this it took up to a quarter of a second.
     """
-    gc.collect()
-    gc.freeze()
+    if sum(gc.get_count()) > _MANY:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -46,6 +50,7 @@ def same_as_ranks() -> None:
     """Let this process keep and leave out what standing ranks do."""
     rank_pool.keep_options()
     rank_pool.seed_no_absent_device()
+    rank_pool.collect_rarely()
 
 
 @pytest.fixture(scope="session")
