@@ -114,6 +114,10 @@ class Budget(ActivationCheckpointing):
         decided = {"budget_gib": None, "fraction": None, **_UNDECIDED}
         return replace(self, **decided, plan_file=str(file))
 
+    def within(self, nbytes: int) -> Budget:
+        """Return the variant for a budget of so many bytes."""
+        return replace(self, fraction=None, budget_gib=nbytes / _GIB)
+
     def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:  # noqa: ARG002 (it has no loss)
         """Return `model`, with a region around each block that its plan does not leave as it is.
 

@@ -142,6 +142,11 @@ def shadowed(shadow: Shadow, inputs: Any, device: torch.device) -> Any:
         return mapped_once(partial(_empty_like, device=device), inputs)
 
 
+def without_memory(inputs: Any) -> Any:
+    """Return `inputs` with every tensor on the meta device; the same one for the same."""
+    return mapped_once(partial(_empty_like, device=torch.device("meta")), inputs)
+
+
 def mapped_once(make: Callable[[Tensor], Tensor], inputs: Any) -> Any:
     """Return `inputs` with `make` of every tensor, the same one for the same."""
     tensors = {id(leaf): leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)}

@@ -32,7 +32,7 @@ from strategies.step.call_sizes import difference, input_sizes
 from strategies.step.operator_mode import OperatorMode
 from strategies.step.sizes import TensorSize
 from strategies.tracing.following import as_with_data
-from strategies.tracing.shadow import Shadow, device_of, shadowed
+from strategies.tracing.shadow import Shadow, device_of, shadowed, without_memory
 from strategies.tracing.without_data import models_errors
 
 _FIRST = "the first call plans on tensors without memory"
@@ -48,6 +48,9 @@ class PlansSteps(Protocol):
 
     def plan(self, step: RunnableStep) -> Plan:
         """Return the plan."""
+
+    def within(self, nbytes: int) -> PlansSteps:
+        """Return a maker of plans like this one, for a budget of so many bytes."""
 
     def blocks_of(self, model: nn.Module) -> dict[str, nn.Module]:
         """Return the blocks that a plan decides about, by plain FQN."""
@@ -92,17 +95,32 @@ class _Call(NamedTuple):
         )
 
 
+class _Inputs:
+    """The arguments of a call, without memory. A copy of the model has none: they may be anything."""
+
+    def __init__(self, args: tuple[Any, ...] | None = None, kwargs: dict[str, Any] | None = None) -> None:
+        self.args, self.kwargs = args, kwargs or {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Inputs:
+        return _Inputs()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Inputs, ()
+
+
 class _Made(NamedTuple):
     """A plan with what it was made for.
 
     Fields:
         call: the call.
+        inputs: its arguments.
         plan: the plan.
         call_bytes: most bytes that one call of the model holds: its peak less parameters, buffers, inputs and
             the gradients that stand.
     """
 
     call: _Call
+    inputs: _Inputs
     plan: Plan
     call_bytes: int
 
@@ -204,30 +222,42 @@ class PlansAtFirstCall(Unobserved):
             raise StrategyError("ac", f"{problem}; run backward of a call before the next, or use ac=full")
 
     def _made_for(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Made:
-        """Return the plan for the smallest known inputs that are at least as large as these."""
-        call = _Call.of(module, args, kwargs)
+        """Return the plan for the smallest known inputs that are at least as large as these.
+
+        A new one is for known inputs, too, where these are as large: a budget may be a share of their peak.
+        """
+        call, device = _Call.of(module, args, kwargs), device_of(tree_flatten((args, kwargs))[0])
         for known in self._plans:
             if known.call.suits(call):
                 return known
+        inputs, known_bytes = without_memory((args, kwargs)), 0
+        for known in self._plans:
+            if known.inputs.args is not None and difference(known.call.sizes, call.sizes) is None:
+                call = call._replace(sizes=known.call.sizes)
+                inputs = known.inputs.args, known.inputs.kwargs
+                known_bytes = max(known_bytes, known.plan.budget_bytes)
         _refuse_tensor_parallel(module)
         _refuse_chunked(module)
         blocks = self.budget.blocks_of(module).values()
         stays = python_state_kept(module, blocks, remedy=_REMEDY)
         with models_errors(_FOLLOWED, _REMEDY), _own_gradients_stay(module), stays:
-            step = shadow_step(module, args, kwargs, accumulates=call.accumulates)
+            step = shadow_step(module, *inputs, device=device, accumulates=call.accumulates)
             with step.around():
                 step.run()  # which makes what modules make once; a plan is for the calls after it
-            plan = copy_context().run(self._plan, step, call)
-        made = _Made(call, plan, plan.predicted_peak_bytes - storage_bytes(step.standing))
+            plan = copy_context().run(self._plan, step, known_bytes, call)
+        made = _Made(call, _Inputs(*inputs), plan, plan.predicted_peak_bytes - storage_bytes(step.standing))
         # one that the new one stands in for is never taken again, so that plans do not alternate
         self._plans = [each for each in self._plans if each.call != call._replace(accumulates=False)]
         self._plans.append(made)
         return made
 
-    def _plan(self, step: RunnableStep, call: _Call) -> Plan:
+    def _plan(self, step: RunnableStep, known_bytes: int, call: _Call) -> Plan:
+        """Return the plan of `step`; where less trains, its share of a peak may be less than is known."""
         try:
             return self.budget.plan(step)
         except StrategyError as error:
+            if error.where == "ac.fraction" and known_bytes:
+                return self.budget.within(known_bytes).plan(step)
             if call.accumulates and error.where in _BUDGETS:
                 problem = f"{error.problem}; gradients of earlier calls stand in this one"
                 remedy = "call zero_grad() before the model where they are not summed up"
@@ -302,14 +332,20 @@ def _gathered_by_fsdp(model: nn.Module) -> Iterator[int]:
 
 
 def shadow_step(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, accumulates: bool = False
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    device: torch.device | None = None,
+    accumulates: bool = False,
 ) -> RunnableStep:
     """Return a step of `module` on these inputs, without memory; its loss is the sum of the outputs.
 
     Args:
+        device: where it computes; by default where the inputs are.
         accumulates: whether gradients of earlier steps stand.
     """
-    device = device_of(tree_flatten((args, kwargs))[0])
+    device = device or device_of(tree_flatten((args, kwargs))[0])
     shadow = Shadow.of(module).on(device)
     given, named = shadowed(shadow, (args, kwargs), device)
     tensors = [leaf for leaf in tree_leaves((given, named)) if isinstance(leaf, Tensor)]

@@ -413,6 +413,29 @@ def test_what_a_first_call_planned_for_changes(before: Callable[[nn.Module, torc
     assert peaks[1] <= budget_bytes(budget, model) < peaks[0]
 
 
+def test_what_accumulates_is_planned_for_the_largest_inputs() -> None:
+    budget, x = Budget(fraction=0.7, layers_fqn="0"), torch.randn(64, 16, 16)
+    plain, model = perceptron(), budget.apply(perceptron())
+    planned = []
+    for rows in (x, x[:32], x[:48], x):
+        for each in (plain, model):
+            torch.manual_seed(1)
+            each(rows).sum().backward()
+        planned.append(budget_bytes(budget, model))
+    assert all(map(torch.equal, *([p.grad for p in each.parameters()] for each in (plain, model))))
+    assert planned[0] < planned[1] == planned[2] == planned[3]
+
+
+def test_less_that_trains_keeps_the_budget_that_is_known() -> None:
+    budget, x = Budget(fraction=0.6, layers_fqn="0"), torch.randn(64, 16, 16)
+    model = budget.apply(perceptron())
+    model(x).sum().backward()
+    known = budget_bytes(budget, model)
+    model.requires_grad_(False).get_submodule("1").requires_grad_(True)
+    model(x).sum().backward()
+    assert budget_bytes(budget, model) == known
+
+
 def test_a_budget_without_room_for_gradients_that_stand() -> None:
     x = torch.randn(4, 16, 16)
     plan = Budget(fraction=1.0, layers_fqn="0").plan(first_call.shadow_step(perceptron(), (x,), {}))
