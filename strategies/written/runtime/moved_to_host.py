@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from strategies.written.runtime.found_blocks import found
+from strategies.written.runtime.found_blocks import NAME, found
 
 BLOCKS: list[str] = []
 
@@ -15,20 +15,24 @@ BLOCKS: list[str] = []
 def pack(stays: set[int], tensor: Tensor) -> Any:
     """Return what brings a saved tensor back: a copy on the host, with its strides."""
     if tensor.device.type == "cpu" or tensor.untyped_storage()._cdata in stays:
-        return tensor
+        # a result that is held refers to what holds it; torch leaves versions to whoever packs
+        return tensor if tensor.grad_fn is None else tensor.detach(), tensor._version
     extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
     flat = tensor.as_strided((extent if tensor.numel() else 0,), (1,))
     host = torch.empty(flat.size(), dtype=flat.dtype, pin_memory=True).copy_(flat)
     return host, tensor.device, tensor.size(), tensor.stride()
 
 
-def unpack(packed: Any) -> Tensor:
+def unpack(packed: Any) -> Any:
     """Return a saved tensor on its device."""
-    if isinstance(packed, Tensor):
-        return packed
+    if len(packed) == 2:
+        tensor: Tensor = packed[0]
+        if tensor._version != packed[1]:
+            problem = f"a tensor of {list(tensor.shape)} that backward needs was written to in place"
+            raise RuntimeError(f"{NAME}: {problem}; write to it after backward, or to a copy")
+        return tensor
     host, device, size, stride = packed
-    brought: Tensor = host.to(device).as_strided(size, stride)
-    return brought
+    return host.to(device).as_strided(size, stride)
 
 
 def forward(block: nn.Module, *args: Any, **kwargs: Any) -> Any:

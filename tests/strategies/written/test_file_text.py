@@ -134,6 +134,17 @@ def test_a_backward_after_a_functional_call_is_right_or_refused(
     assert str(refused.value) == OTHER_PARAMETERS
 
 
+def test_what_is_offloaded_and_written_to_is_refused(tmp_path: Path) -> None:
+    model = applied(tmp_path, FILES["offload"](), toy())
+    loss = model(TOKENS).square().sum()
+    with torch.no_grad():
+        next(each for each in model.get_submodule("layers.1").parameters() if each.dim() > 1).mul_(2.0)
+    with pytest.raises(
+        RuntimeError, match=r"apply_ac: a tensor of \[.*\] that backward needs was written to"
+    ):
+        loss.backward()
+
+
 def test_a_backward_after_an_optimizer_step_is_refused(tmp_path: Path) -> None:
     model = applied(tmp_path, FILES["full"](), toy())
     optimizer = torch.optim.SGD([bias for name, bias in model.named_parameters() if name.endswith("bias")])
