@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ _MOST = 100_000
 _PLAIN = frozenset(
     {int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 )
+_NAMESPACES = frozenset({"aten", "prims"})
 _UNTOLD = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view})
 """Tags of operators whose results follow from values, or that give an operand another shape."""
 
@@ -78,6 +80,7 @@ class FakeResult(NamedTuple):
     Fields:
         same: number of the operand that it is; `None` of another tensor.
         beside: number of the operand on whose storage it lies; `None` of a new storage.
+        attributes: those that torch gives it, but for its mode; none where it is to give them itself.
     """
 
     same: int | None = None
@@ -87,6 +90,7 @@ class FakeResult(NamedTuple):
     offset: Any = 0
     dtype: torch.dtype = torch.float32
     device: torch.device = torch.device("cpu")
+    attributes: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def is_new(self) -> bool:
@@ -102,7 +106,20 @@ class FakeResult(NamedTuple):
             if self.beside is not None:
                 storage = tensors[self.beside].untyped_storage()
                 empty.set_(storage, self.offset, self.shape, self.strides)
-        return FakeTensor(mode, empty, self.device)
+        return self._fake(mode, empty)
+
+    def _fake(self, mode: FakeTensorMode, empty: Tensor) -> FakeTensor:
+        """Return what torch makes of a tensor without memory, which takes most of the time of an operator."""
+        if not self.attributes:
+            return FakeTensor(mode, empty, self.device)
+        fake: FakeTensor = Tensor._make_subclass(  # type: ignore[attr-defined]  # noqa: SLF001 (as `FakeTensor.__new__`)
+            FakeTensor, empty, False, dispatch_device=True, device_for_backend_keys=self.device
+        )
+        is_allowed = mode._allow_unsafe_data_ptr_access  # noqa: SLF001 (as above)
+        name = "_set_warn_deprecated_on" if is_allowed else "_set_throw_on"
+        getattr(torch._C, f"{name}_mutable_data_ptr")(fake)  # noqa: SLF001 (as above)
+        vars(fake).update(self.attributes, fake_mode=mode)
+        return fake
 
 
 class _Results(NamedTuple):
@@ -124,7 +141,9 @@ _KNOWN: dict[Hashable, _Results | None] = {}
 @cache
 def _is_mutable(func: Any) -> bool | None:
     """Return whether an operator writes to operands; `None` of one of which no results are remembered."""
-    if not isinstance(func, OpOverload) or func.namespace != "aten" or _UNTOLD.intersection(func.tags):
+    if not isinstance(func, OpOverload) or func.namespace not in _NAMESPACES:
+        return None
+    if _UNTOLD.intersection(func.tags):
         return None
     if func.name().startswith("aten::lift"):  # what they are given may have no mode
         return None
@@ -196,8 +215,11 @@ def _result_of(result: Any, tensors: Sequence[FakeTensor]) -> FakeResult | None:
         device=result.device,
     )
     again = known.made(result.fake_mode, tensors)
+    attributes = {name: value for name, value in vars(again).items() if name != "fake_mode"}
+    known = known._replace(attributes=attributes)
+    again = known.made(result.fake_mode, tensors)
     is_same = _told_of(again) == _told_of(result) and _keys(again) == _keys(result)
-    return known if is_same else None
+    return known if is_same and vars(again) == vars(result) else None
 
 
 def _keys(tensor: Tensor) -> Any:

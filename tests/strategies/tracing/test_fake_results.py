@@ -47,7 +47,7 @@ def _facts(result: Any, operands: Sequence[Tensor]) -> list[object]:
         found += [storage.nbytes(), each.is_conj(), each.is_neg(), each.requires_grad]
         found += [each is other for other in operands]
         found += [storage._cdata == other.untyped_storage()._cdata for other in operands]
-        found.append(torch._C._dispatch_key_set(each))
+        found += [torch._C._dispatch_key_set(each), vars(each)]
     return found
 
 
@@ -140,7 +140,7 @@ def test_settings_are_part_of_a_call() -> None:
         pytest.param(_aten.nonzero.default, (), id="a shape that depends on data"),
         pytest.param(_aten.unsqueeze_.default, (0,), id="another shape in place"),
         pytest.param(_aten.lift_fresh.default, (), id="a tensor from outside"),
-        pytest.param(torch.ops.prims.neg.default, (), id="no operator of ATen"),
+        pytest.param(torch.ops.prim.device.default, (), id="no operator on tensors"),
     ],
 )
 def test_results_that_follow_from_more_are_not_remembered(func: Any, args: tuple[Any, ...]) -> None:
@@ -161,6 +161,16 @@ def test_operands_that_torch_has_more_to_say_of_are_none_of_ours() -> None:
     for each in (real, foreign, constant, x.to_sparse()):
         assert FakeCall.of(mode, neg, (each,), {}) is None
     assert FakeCall.of(mode, _aten.add_.Tensor, (x[0], x[1]), {}) is None
+
+
+def test_a_known_result_has_no_memory_to_point_to() -> None:
+    mode = _Counting()
+    mode._allow_unsafe_data_ptr_access = False
+    with mode:
+        x = torch.empty(2)
+        for each in (x, x + 1, x + 1):
+            with pytest.raises(RuntimeError, match="data pointer"):
+                each.data_ptr()
 
 
 def test_what_gives_an_operand_another_size_is_asked_again() -> None:
