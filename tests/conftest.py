@@ -99,6 +99,7 @@ EXPENSIVE = {
     "tests/harness/report/formats/test_round_trip.py": "",
     "tests/harness/report/test_odd_records.py::test_a_report_shows": "[nested deeply]",
     "tests/test_rank_pool.py": "",
+    "tests/test_forked_servers.py": "",
     "tests/harness/measure/memory/test_allocator.py": "::test_without_compiler_there_is_no_library",
     "tests/harness/experiment/test_experiment.py::test_the_tolerance": "[sharding]",
     "tests/strategies/ac/test_budget.py": "::test_refusal_says_what_would_be_right",
