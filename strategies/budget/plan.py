@@ -11,7 +11,8 @@ How an executor carries out a plan, which is what the predicted bytes count on:
    *ticket*. Other storages outside are held as plain autograd does.
 3. When forward of the block ends, the *needed* operators are those that the storages of all tickets follow
    from, back to kept, offloaded and outside storages. A needed operator runs once in backward, without
-   grad; one that makes a storage of `again`, once for each request of a node that needs that storage.
+   grad; one that makes a storage of `again`, once for each request of a node that needs that storage; one of
+   `drop`, once more than the storage is dropped, or as often where it is kept.
    A value *is read* by each needed operator that has not run and by each ticket that is not redeemed.
 4. Held from forward on are exactly the storages that are read, and kept or outside. An offloaded one is
    copied to the host when forward of the block ends, and comes back when the first that reads it in backward
@@ -20,9 +21,11 @@ How an executor carries out a plan, which is what the predicted bytes count on:
    order of forward, each with what it reads as it was then. Results that nobody reads are dropped at once. A
    value is dropped as soon as nobody reads it: kept, recomputed, fetched from the host, or outside alike.
    A storage of `again` is dropped when nobody reads it for this request, and what it is made of is read
-   until the last request that needs it.
-   A kept storage is never made again: before forward writes to it in place, what it was is copied if an
-   operator that may run again reads that. So planners keep what such an operator makes, too.
+   until the last request that needs it. So is one of `drop`, after the requests with the numbers of its
+   `after` alone; a request needs it that asks for it, or runs an operator that reads it. Behind the last of
+   these its operator runs once more, and it is a value as others.
+   A kept storage is made again by `drop` alone: before forward writes to it in place, what it was is copied
+   if an operator that may run again reads that. So planners keep what such an operator makes, too.
 6. A random operator is run again with the state of its generator in forward: `torch.get_rng_state()` (5,056
    bytes on the CPU) before it runs, unless all that it makes or writes to is kept or offloaded, or its
    `dropout_p` is 0. Operators from outside of torch are random where a generator has moved. The state is held
@@ -51,10 +54,10 @@ from strategies.base import StrategyError
 from strategies.step.sizes import PriorOperator, TensorSize
 from strategies.text_files import read_text, write_text
 
-_WORDS = {"again": "recompute for each reader"}
-FORMAT = "acbench budget plan 11"
+_WORDS = {"again": "recompute for each reader", "drop": "drop in backward"}
+FORMAT = "acbench budget plan 12"
 _INPUT = -1
-FATES = ("keep", "offload", "recompute", "again")
+FATES = ("keep", "offload", "recompute", "again", "drop")
 
 
 class Value(NamedTuple):
@@ -81,6 +84,33 @@ class Value(NamedTuple):
         return f"{self.name} {self.result}" if self.is_input else place
 
 
+class Drop(NamedTuple):
+    """A storage that is dropped while others still ask for it, and made again for the next.
+
+    Fields:
+        operator, result, name: as of `Value`.
+        after: numbers of requests of backward that need it after which it is dropped, in order.
+    """
+
+    operator: int
+    result: int
+    name: str
+    after: tuple[int, ...]
+
+    @property
+    def is_input(self) -> bool:
+        """True if it is that of an input, which no plan drops."""
+        return self.operator == _INPUT
+
+    @property
+    def value(self) -> Value:
+        """The storage."""
+        return Value(self.operator, self.result, self.name)
+
+    def __str__(self) -> str:
+        return f"{self.value} after {' and '.join(map(str, self.after))}"
+
+
 def input_value(number: int) -> Value:
     """Return the address of an input of a block."""
     return Value(_INPUT, number, "input")
@@ -96,6 +126,8 @@ class BlockPlan:
         offload: storages that wait for backward on the host; inputs of the block may be among them.
         recompute: storages that autograd saves and that are recomputed; those that nothing else names.
         again: storages that are recomputed for each reader in backward, saved by autograd or not.
+        drop: storages that are kept, or recomputed once, until so many requests of backward have needed them;
+            the next makes them again.
         plain: whether the block runs untouched; then the other fields are empty.
         rerun: whether a checkpoint around the block recomputes it as a whole, Python code included.
         group: FQN of the first block of its group, all of which hold nothing but the input of that one until
@@ -124,6 +156,7 @@ class BlockPlan:
     offload: tuple[Value, ...] = ()
     recompute: tuple[Value, ...] = ()
     again: tuple[Value, ...] = ()
+    drop: tuple[Drop, ...] = ()
     plain: bool = False
     rerun: bool = False
     group: str = ""
@@ -153,7 +186,7 @@ class BlockPlan:
             "before": (),
         }
         for fate in FATES:
-            values: tuple[Value, ...] = getattr(self, fate)
+            values: tuple[Value | Drop, ...] = getattr(self, fate)
             before[fate] = tuple(each for each in values if 0 <= each.operator < first)
             own[fate] = tuple(
                 each if each.is_input else each._replace(operator=each.operator - first)
@@ -389,7 +422,10 @@ def _described(fqns: Sequence[str], block: BlockPlan) -> str:
 
 
 def _block(held: Mapping[str, Any]) -> BlockPlan:
-    values = {name: tuple(Value(*each) for each in held[name]) for name in FATES}
+    values: dict[str, Any] = {name: tuple(Value(*each) for each in held[name]) for name in FATES[:-1]}
+    values["drop"] = tuple(
+        Drop(operator, result, name, tuple(after)) for operator, result, name, after in held["drop"]
+    )
     lists: dict[str, Any] = {
         "modules": tuple(held["modules"]),
         "before": tuple(PriorOperator(*each) for each in held["before"]),
@@ -438,7 +474,7 @@ def _unsound_block(block: BlockPlan) -> Iterator[str]:
     ):
         yield "it has operators of a caller before its own, or neither"
     fates: dict[Value, str] = {}
-    for fate in FATES:
+    for fate in FATES[:-1]:
         for value in getattr(block, fate):
             is_known = _is_count(value.result) and type(value.operator) is int
             if not (is_known and _INPUT <= value.operator < max(block.operators, 1)):
@@ -447,6 +483,18 @@ def _unsound_block(block: BlockPlan) -> Iterator[str]:
                 yield f"{fate} names {value}, and inputs can be offloaded alone"
             if fates.setdefault(value, fate) not in {fate, "recompute"}:
                 yield f"{value} is in {fates[value]} and in {fate}"
+    yield from (problem for drop in block.drop for problem in _unsound_drop(drop, block, fates))
+
+
+def _unsound_drop(drop: Drop, block: BlockPlan, fates: Mapping[Value, str]) -> Iterator[str]:
+    if not (_is_count(drop.operator) and drop.operator < block.operators and _is_count(drop.result)):
+        yield f"drop names {drop.value}, and forward has {block.operators} operators"
+    if fates.get(drop.value) in {"offload", "again"}:
+        yield f"{drop.value} is in {fates[drop.value]} and in drop"
+    if not all(_is_count(each) and each for each in drop.after) or not drop.after:
+        yield f"{drop.value} is dropped after {list(drop.after)}, and must be after requests, from 1 up"
+    elif list(drop.after) != sorted(set(drop.after)):
+        yield f"{drop.value} is dropped after {list(drop.after)}, which must go up"
 
 
 def _is_count(value: Any) -> bool:

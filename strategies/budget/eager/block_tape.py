@@ -95,35 +95,48 @@ class Fates:
         plan: the plan.
         names: names of the operators that it names.
         held: addresses of storages that are kept or offloaded.
+        stays: addresses of those that are never made again.
         on_host: addresses of those that are offloaded.
-        again: addresses of those that are made anew for each request.
+        drops: numbers of requests after which storages are dropped, by address; none: after each.
     """
 
     plan: BlockPlan
     names: Mapping[int, str]
     held: AbstractSet[Address]
+    stays: AbstractSet[Address]
     on_host: AbstractSet[Address]
-    again: AbstractSet[Address]
+    drops: Mapping[Address, tuple[int, ...]]
 
     @classmethod
     def of(cls, plan: BlockPlan) -> Fates:
         """Return the fates that `plan` decides."""
+        held = frozenset(map(_address, (*plan.keep, *plan.offload)))
+        drops = {(each.operator, each.result): each.after for each in plan.drop}
+        anew = frozenset(map(_address, plan.again)) - held
+        dropped = (each.value for each in plan.drop)
+        named = (*plan.keep, *plan.offload, *plan.recompute, *plan.again, *dropped)
         return cls(
-            plan,
-            {each.operator: each.name for each in (*plan.keep, *plan.offload, *plan.recompute, *plan.again)},
-            frozenset(map(_address, (*plan.keep, *plan.offload))),
-            frozenset(map(_address, plan.offload)),
-            frozenset(map(_address, plan.again)).difference(map(_address, (*plan.keep, *plan.offload))),
+            plan=plan,
+            names={each.operator: each.name for each in named},
+            held=held,
+            stays=held - drops.keys(),
+            on_host=frozenset(map(_address, plan.offload)),
+            drops=drops | dict.fromkeys(anew, ()),
         )
 
     def until(self, count: int) -> Fates:
         """Return the fates of inputs and of what the first `count` operators make; the rest is recomputed."""
+
+        def first(addresses: AbstractSet[Address]) -> AbstractSet[Address]:
+            return frozenset(address for address in addresses if address[0] < count)
+
         return Fates(
-            replace(self.plan, operators=0),
-            {},
-            frozenset(address for address in self.held if address[0] < count),
-            frozenset(address for address in self.on_host if address[0] < count),
-            frozenset(address for address in self.again if address[0] < count),
+            plan=replace(self.plan, operators=0),
+            names={},
+            held=first(self.held),
+            stays=first(self.stays),
+            on_host=first(self.on_host),
+            drops={address: self.drops[address] for address in first(self.drops.keys())},
         )
 
 
@@ -360,7 +373,7 @@ class BlockTape(OrderedMode):
 
     def _keeps(self, address: Address) -> bool:
         """Say whether a value is on the device until it is redeemed, and nobody waits for other modules."""
-        return not self.waits and address in self._fates.held and address not in self._fates.on_host
+        return not self.waits and address in self._fates.stays and address not in self._fates.on_host
 
     def _redeemer(self, ticket: SliceTicket) -> Packed:
         """Return what redeems a ticket."""
@@ -405,15 +418,15 @@ class BlockTape(OrderedMode):
         if problem is not None:
             self._leave_plan(problem)
         if self._writer is not None and self.is_as_planned:
-            self.order = self._writer.order(self._fates.held, self._written_homes, self._count)
+            self.order = self._writer.order(self._fates.stays, self._written_homes, self._count)
         for home in self._written_homes:
             home.update_tickets()
         self._written_homes = []
-        held, homes = self._fates.held, []
+        fates, homes = self._fates, []
         for home in self._homes.values():
-            if home.address in held:
+            if home.address in fates.stays:
                 home.latest.maker = None  # nothing makes it again
-            elif home.address is not None:
+            elif home.address is not None and home.address not in fates.held:
                 continue
             homes.append(home)
         self._homes = {}
@@ -510,11 +523,11 @@ class BlockTape(OrderedMode):
 
     def _is_held(self, facts: OperatorFacts, written: Iterable[StorageHome]) -> bool:
         """Say whether all that the operator that runs now makes or writes to is kept or waits on the host."""
-        held = self._fates.held
+        stays = self._fates.stays
         for result in range(facts.makes):
-            if (self._count, result) not in held:
+            if (self._count, result) not in stays:
                 return False
-        return not facts.makes_list and all(home.address in held for home in written)
+        return not facts.makes_list and all(home.address in stays for home in written)
 
     def _has_inner(self, written: Iterable[StorageHome]) -> bool:
         """Say whether one of the storages is made again where it is needed."""
@@ -522,7 +535,7 @@ class BlockTape(OrderedMode):
 
     def _stays(self, home: StorageHome) -> bool:
         """Say whether a storage is never made again: it is from outside, kept or offloaded."""
-        return home.address is None or home.address in self._fates.held
+        return home.address is None or home.address in self._fates.stays
 
     def _write(
         self,
@@ -543,7 +556,7 @@ class BlockTape(OrderedMode):
         older = home.latest
         older.is_past = True
         newer = home.latest = Content(None if self._stays(home) else operator)
-        newer.is_fleeting = older.is_fleeting
+        newer.drop_after(older.drops if older.is_fleeting else None)
         newer.memory, older.memory = older.memory, None
         if operator is not None:
             operator.writes(older, newer)
@@ -567,7 +580,8 @@ class BlockTape(OrderedMode):
             elif facts.is_fresh:  # a mode below has run it in place
                 self._written_homes.append(home)
                 older, home.latest = home.latest, Content(operator)
-                home.latest.is_fleeting, older.is_past = older.is_fleeting, True
+                home.latest.drop_after(older.drops if older.is_fleeting else None)
+                older.is_past = True
                 home.latest.memory, older.memory = older.memory, None
                 operator.makes(number, home.latest)
 
@@ -575,7 +589,7 @@ class BlockTape(OrderedMode):
         """Note a storage that an operator has made; `None`: all that it makes is held."""
         content = Content(operator)
         if operator is not None:
-            content.is_fleeting = address in self._fates.again
+            content.drop_after(self._fates.drops.get(address))
             operator.makes(address[1], content)
         if address in self._fates.held and type(tensor) in PLAIN:
             tensor = dense = alias_inside(tensor)  # which gets no graph

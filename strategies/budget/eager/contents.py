@@ -2,8 +2,9 @@
 
 A content refers to the operator that makes it, and an operator to the contents that it reads, so that Python
 itself counts readers: a content that no ticket and no waiting operator reads is gone, and its memory with it.
-A content that is *fleeting* never gets a memory: for each request another content stands in for it, which a
-copy of its maker fills. So the maker, and what it reads, lives until nobody asks for the content any more.
+A content that is *fleeting* is dropped while others still read it. In each request another stands in for it,
+which a copy of its maker fills, so that the maker, and what it reads, lives on. Between drops both have the
+same memory; behind the last it is fleeting no more.
 """
 
 from __future__ import annotations
@@ -37,12 +38,16 @@ class Content:
         on_host: brings the memory back from the host.
         fetch: copies the memory from where the latest content of the storage lies.
         is_past: forward has written to the storage since.
-        is_fleeting: it is made anew for each request that needs it.
+        is_fleeting: it is dropped after some requests that need it, and made again for the next.
+        drops: numbers of requests after which it is dropped; none: after each.
+        uses: how many requests have needed it, while it is fleeting.
+        shares: the fleeting content that it stands in for, and gives the memory to.
         readings: how often operators that may run again read it in forward.
     """
 
     __slots__ = (
         "__weakref__",
+        "drops",
         "fetch",
         "is_fleeting",
         "is_past",
@@ -50,6 +55,8 @@ class Content:
         "memory",
         "on_host",
         "readings",
+        "shares",
+        "uses",
         "versions",
     )
 
@@ -61,7 +68,35 @@ class Content:
         self.fetch: Callable[[], Tensor] | None = None
         self.is_past = False
         self.is_fleeting = False
+        self.drops: tuple[int, ...] = ()
+        self.uses = 0
+        self.shares: Content | None = None
         self.readings = 0
+
+    def drop_after(self, drops: tuple[int, ...] | None) -> None:
+        """Be fleeting: dropped after requests of these numbers, or after each; `None`: not at all."""
+        self.is_fleeting, self.drops = drops is not None, drops or ()
+
+    def for_request(self, stand_ins: dict[Content, Content]) -> Content:
+        """Return what is read in a request: itself, or what stands in for it.
+
+        Args:
+            stand_ins: contents for this request alone, by those for which they stand in.
+        """
+        if self in stand_ins:
+            return stand_ins[self]
+        return stand_ins.setdefault(self, self._lent()) if self.is_fleeting else self
+
+    def _lent(self) -> Content:
+        """Return what stands in for it in the next request that needs it."""
+        self.uses += 1
+        found = Content(None, self.memory)
+        if self.drops and self.uses not in self.drops:
+            found.shares = self
+        else:
+            self.memory, self.versions = None, ()
+        self.is_fleeting = not self.drops or self.uses < self.drops[-1]
+        return found
 
     def is_at_hand(self) -> bool:
         """Say whether the memory is there, or waits on the host."""
@@ -79,6 +114,8 @@ class Content:
     def fill(self, memory: Tensor) -> None:
         """Take what the maker has made."""
         self.memory, self.maker = memory, None
+        if self.shares is not None:
+            self.shares.memory, self.shares = memory, None
 
     def refuse_change(self, reader: TapedOperator) -> None:
         """Refuse to let `reader` run where the storage was written to after forward.
@@ -107,17 +144,10 @@ class Reading:
         self._layout = layout
         self._memory: Tensor | None = None
 
-    def for_request(self, stand_ins: dict[Content, Content]) -> Content | None:
-        """Return what is read in a request: its content, or what stands in for it."""
-        if self.content is not None and self.content.is_fleeting:
-            return stand_ins.setdefault(self.content, Content(None))
-        return self.content
-
     def repeated(self, stand_ins: dict[Content, Content]) -> Reading:
         """Return the same argument of a copy of the operator."""
-        content = self.for_request(stand_ins)
-        assert content is not None, "its operator has not run"
-        return Reading(content, self._layout)
+        assert self.content is not None, "its operator has not run"
+        return Reading(self.content.for_request(stand_ins), self._layout)
 
     def let_go(self) -> None:
         """Hold the memory in place of the content, whose other readers hold it."""
@@ -154,7 +184,7 @@ class TapedOperator:
         stash: puts back the random numbers that it drew.
         is_with_grad: gradients were on in forward: recurrent layers make more for backward then.
         is_collective: its results must be waited for.
-        makes_fleeting: one of its results is made anew for each request.
+        is_of_fleeting: one of its results, or of what it reads, is fleeting.
     """
 
     __slots__ = (
@@ -164,8 +194,8 @@ class TapedOperator:
         "_made",
         "_written",
         "is_collective",
+        "is_of_fleeting",
         "is_with_grad",
-        "makes_fleeting",
         "name",
         "number",
         "stash",
@@ -178,7 +208,7 @@ class TapedOperator:
         self._function, self._args, self._kwargs = function, args, kwargs
         self.stash: Stash | None = None
         self.is_with_grad = torch.is_grad_enabled()
-        self.is_collective = self.makes_fleeting = False
+        self.is_collective = self.is_of_fleeting = False
         self._made: list[tuple[int, weakref.ref[Content]]] = []
         self._written: list[tuple[Reading, weakref.ref[Content]]] = []
 
@@ -193,7 +223,7 @@ class TapedOperator:
     def makes(self, result: int, content: Content) -> None:
         """Take note that its result of that number lies on a storage of its own."""
         self._made.append((result, weakref.ref(content)))
-        self.makes_fleeting |= content.is_fleeting
+        self.is_of_fleeting |= content.is_fleeting
 
     @property
     def has_made(self) -> bool:
@@ -208,23 +238,26 @@ class TapedOperator:
         """
         parts: list[tuple[int | Reading, weakref.ref[Content]]] = [*self._made, *self._written]
         contents = [(part, content) for part, each in parts if (content := each()) is not None]
-        if not any(content.is_fleeting for _, content in contents):
+        if not any(content.is_fleeting or content in stand_ins for _, content in contents):
             for reading in self.readings():
-                reading.content = reading.for_request(stand_ins)
+                if reading.content is not None:
+                    reading.content = reading.content.for_request(stand_ins)
             return self
         args, kwargs = (_repeated(each, stand_ins) for each in (self._args, self._kwargs))
         copy = TapedOperator(self.number, self.name, self._function, args, kwargs)
         copy.is_with_grad, copy.is_collective = self.is_with_grad, self.is_collective
         copy.stash = self.stash
         for part, content in contents:
-            # what is not fleeting, and has no maker, is there or waits on the host
-            made, maker = (stand_ins.get(content), None) if content.is_fleeting else (content, self)
-            if made is not None and made.maker is maker and made.memory is None:
+            if content.is_fleeting and content not in stand_ins:
+                continue  # nobody needs it in this request
+            made = stand_ins.get(content, content)
+            # what does not stand in for another, and has no maker, is there or waits on the host
+            if made.memory is None and made.maker is (self if made is content else None):
                 made.maker = copy
-                if isinstance(part, Reading):
-                    copy.writes(part.for_request(stand_ins), made)
-                else:
+                if isinstance(part, int):
                     copy.makes(part, made)
+                elif part.content is not None:
+                    copy.writes(part.content.for_request(stand_ins), made)
         return copy
 
     def note_readings(self) -> None:
@@ -232,12 +265,13 @@ class TapedOperator:
         for reading in self.readings():
             if reading.content is not None:
                 reading.content.readings += 1
+                self.is_of_fleeting |= reading.content.is_fleeting
 
     def writes(self, older: Content | None, newer: Content) -> None:
         """Take note that it writes to what it reads."""
         reading = next(each for each in self.readings() if each.content is older)
         self._written.append((reading, weakref.ref(newer)))
-        self.makes_fleeting |= newer.is_fleeting
+        self.is_of_fleeting |= newer.is_fleeting
 
     def run(self) -> None:
         """Run again, and fill what it makes; what it alone has read is gone then."""
@@ -323,9 +357,9 @@ def compute(asked: list[Content]) -> Tensor:
         RuntimeError: something that is read was changed since forward.
     """
     content = asked.pop()
-    if not content.is_at_hand():
+    if content.is_fleeting or not content.is_at_hand():
         waiting = needed_operators([content])
-        if content.is_fleeting or any(each.makes_fleeting for each in waiting.values()):
+        if content.is_fleeting or any(each.is_of_fleeting for each in waiting.values()):
             content = _for_request(content, waiting)
         with recomputing(), below_autograd():
             for number in sorted(waiting):
@@ -398,8 +432,7 @@ def freed_reads(content: Content) -> set[int]:
 def _for_request(content: Content, waiting: dict[int, TapedOperator]) -> Content:
     """Let what runs make and read contents of this request, not fleeting ones; return the one asked for."""
     stand_ins: dict[Content, Content] = {}
-    if content.is_fleeting:
-        content = stand_ins.setdefault(content, Content(None))
+    content = content.for_request(stand_ins)
     for number in sorted(waiting, reverse=True):  # readers tell which contents their makers are to fill
         waiting[number] = waiting[number].for_request(stand_ins)
     return content

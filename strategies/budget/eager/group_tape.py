@@ -135,7 +135,9 @@ class GroupedTape(BlockTape):
         second: SecondForward,
         is_last: bool,
     ) -> None:
-        super().__init__(replace(fates, held=frozenset()), ledger, region, is_exact=is_exact)
+        super().__init__(
+            replace(fates, held=frozenset(), stays=frozenset()), ledger, region, is_exact=is_exact
+        )
         self._later, self._second, self._is_last = fates.held, second, is_last
         self._is_open = True
         self._tickets: list[weakref.ref[SliceTicket]] = []

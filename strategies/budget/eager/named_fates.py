@@ -240,7 +240,7 @@ class NamedTape(BlockTape):
     def __init__(self, block: NamedBlock) -> None:
         self._moved = _ResultsOf()
         self._inside: dict[int, NamedModule | None] = {}  # where values may stay that are read elsewhere
-        fates = Fates(BlockPlan(fqn=block.fqn), {}, self._moved, self._moved, frozenset())
+        fates = Fates(BlockPlan(fqn=block.fqn), {}, self._moved, self._moved, self._moved, {})
         super().__init__(fates, block.place.ledger, block, is_exact=False)
         self._place = block.place
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
+from math import exp
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from strategies.budget.kept import Answers
 from strategies.budget.planning.block_program import BlockProgram, PlannedCall
 from strategies.budget.planning.least_bytes import LeastBytes
 from strategies.budget.planning.rerun import Rerun
-from strategies.budget.planning.simulation import PLAIN, RERUN, Decision, Effect, effect_of
+from strategies.budget.planning.simulation import PLAIN, RERUN, Decision, Effect, Schedule, effect_of
 from strategies.budget.planning.units import Run
 from strategies.estimate.operator_cost import machine_for
 from strategies.step.step_graph import StepGraph
@@ -37,6 +38,12 @@ none of the smallest peaks these were higher."""
 _ROUNDS = 4
 _FEWEST_TRIED, _MOST_SIMULATED = 64, 20_000
 """Neighbours that a round tries at least, and operators that it simulates at most."""
+
+_STEPS, _FEWEST_STEPS = 60, 16
+_BEGINNINGS = 8
+_WARMTH = 0.03
+"""Steps of a walk through decisions, the options of which it begins with one, and the share of what is to be
+least by which a first step may get worse."""
 
 _SMALLEST_MOVED = 0.02
 """Bytes of a storage that is worth a copy, as a share of the largest of the block."""
@@ -71,17 +78,21 @@ class Fates(NamedTuple):
     keep: int
     moved: int
     again: int
+    drops: frozenset[tuple[int, int]] = frozenset()
 
     @classmethod
     def of(cls, program: BlockProgram, decision: Decision) -> Fates:
         """Return a decision as bits; the plain one keeps all that autograd saves."""
         sets = _kept(program, decision), decision.offload, decision.again
-        return cls(*map(program.runs.bits_of, sets))
+        keep, moved, again = map(program.runs.bits_of, sets)
+        return cls(keep, moved, again, decision.drops)
 
     def decided(self, program: BlockProgram) -> Decision:
         """Return the decision."""
-        keep, moved, again = map(frozenset, map(program.runs.storages_in, self))
-        return Decision(keep=keep, offload=moved, again=again)
+        sets = map(program.runs.storages_in, (self.keep, self.moved, self.again))
+        keep, moved, again = map(frozenset, sets)
+        drops = frozenset(each for each in self.drops if each[0] not in moved | again)
+        return Decision(keep=keep, offload=moved, again=again, drops=drops)
 
 
 _BYTES = attrgetter("left_bytes", "backward_bytes", "forward_bytes", "host_bytes")
@@ -97,6 +108,7 @@ class CallOptions:
         random_state_bytes: bytes on the device of the state of a random operator.
         may_offload: whether values may wait on the host.
         taped_operator_s: seconds that it takes to follow an operator of a block that has a tape.
+        may_drop: whether storages may be dropped between requests that need them.
         known: decisions that the search begins with, beside cuts of the program.
         rerun: what happens where its forward runs again as a whole; `None` where it may not.
     """
@@ -110,11 +122,12 @@ class CallOptions:
         random_state_bytes: int,
         may_offload: bool = False,
         taped_operator_s: float = 0.0,
+        may_drop: bool = False,
         known: Sequence[Decision] = (),
         rerun: Rerun | None = None,
     ) -> None:
         self.call = call
-        self._known, self._rerun = known, rerun
+        self._known, self._rerun, self._may_drop = known, rerun, may_drop
         self._movable = _worth_moving(call.program) if may_offload else frozenset[int]()
         self._machine = machine_for(torch.device(graph.device))
         self._cost = cost
@@ -241,6 +254,61 @@ class CallOptions:
         together = _some(_with_operands(program, chosen), tried, _FEWEST_TRIED)
         return self._extended([], (*near, *together), tried)
 
+    def walked(
+        self, options: Sequence[Option], worth: Callable[[Option], float], chance: random.Random
+    ) -> Sequence[Option]:
+        """Return the options that a walk comes by: to better ones and, as long as it is warm, to worse.
+
+        Args:
+            options: it begins with one of the best of these.
+            worth: what is to be least.
+            chance: draws the steps.
+        """
+        among = [each for each in options if not (each.decision.is_plain or each.decision.is_rerun)]
+        if not among:
+            return ()
+        now = chance.choice(sorted(among, key=worth)[:_BEGINNINGS])
+        value, ways, known = worth(now), self._ways(now), dict[Fates, Option]()
+        warmth, units = _WARMTH * abs(value), len(self.call.program.units)
+        steps = max(_FEWEST_STEPS, min(_STEPS, _MOST_SIMULATED // (_BEGINNINGS * units)))
+        for step in range(steps if ways else 0):
+            fates = chance.choice(chance.choice(ways))
+            if fates not in known:
+                known[fates] = self.option(self._decided(fates))
+            found, cooler = worth(known[fates]), warmth * (1 - step / steps) ** 2
+            if found < value or chance.random() < exp((value - found) / cooler):
+                now, value = known[fates], found
+                ways = self._ways(now)
+        return [each for each in known.values() if not each.decision.is_plain]
+
+    def _ways(self, option: Option) -> Sequence[Sequence[Fates]]:
+        """Return the decisions next to that of an option, by kind of the difference."""
+        program = self.call.program
+        near = _neighbours(program, [option], self._movable, program.fleeting_chains)
+        together = _with_operands(program, [option])
+        drops = self._with_drops(option) if self._may_drop else ()
+        return [ways for ways in map(list, ((*near, *together), drops)) if ways]
+
+    def _decided(self, fates: Fates) -> Decision:
+        """Return the decision without drops that no request follows: operands would wait for these."""
+        decision = fates.decided(self.call.program)
+        if not decision.drops:
+            return decision
+        uses = Schedule.of(self.call, decision).uses()
+        useful = (each for each in decision.drops if each[1] < uses[each[0]])
+        return replace(decision, drops=frozenset(useful))
+
+    def _with_drops(self, option: Option) -> Iterable[Fates]:
+        """Yield the decisions that drop one storage more or less between requests that need it."""
+        program, fates = self.call.program, Fates.of(self.call.program, option.decision)
+        for storage, count in Schedule.of(self.call, option.decision).uses().items():
+            if (
+                storage in program.droppable
+                and storage not in option.decision.again | option.decision.offload
+            ):
+                for number in range(1, count):
+                    yield fates._replace(drops=fates.drops ^ {(storage, number)})
+
     def _near(
         self, options: Sequence[Option], anew: frozenset[int], tried: set[Fates], number: int
     ) -> Sequence[Fates]:
@@ -257,7 +325,7 @@ class CallOptions:
         """Return options with those of decisions that were not tried before."""
         fresh = [each for each in dict.fromkeys(all_fates) if each not in tried]
         tried.update(fresh)
-        return thinned([*options, *(self.option(each.decided(self.call.program)) for each in fresh)])
+        return thinned([*options, *(self.option(self._decided(each)) for each in fresh)])
 
     def _corners(self, options: Sequence[Option]) -> list[Option]:
         """Return a few options of all costs, and those of the fewest bytes."""
@@ -400,11 +468,11 @@ def _neighbours(
         fates = Fates.of(program, option.decision)
         for kept, moved in _near(program, alike, fates, may_move):
             held = program.completed_bits(kept, moved)
-            yield Fates(held, moved, fates.again & ~(held | moved))
+            yield Fates(held, moved, fates.again & ~(held | moved), fates.drops)
         anew = may_pass & ~(fates.keep | fates.moved)
         for part in alike:
             if not part & ~anew:
-                yield Fates(fates.keep, fates.moved, fates.again ^ part)
+                yield fates._replace(again=fates.again ^ part)
 
 
 def _some(near: Iterable[Fates], tried: set[Fates], most: int, number: int = 0) -> Sequence[Fates]:
@@ -439,7 +507,7 @@ def _near(
     program: BlockProgram, alike: Sequence[int], fates: Fates, movable: int
 ) -> Iterable[tuple[int, int]]:
     """Yield what is kept and what is on the host, one storage more or less."""
-    runs, (keep, moved, _) = program.runs, fates
+    runs, keep, moved = program.runs, fates.keep, fates.moved
     made = Run(runs, runs.making(program.saved_bits, keep | moved)).makes
     fresh, pinned = (made | program.saved_bits) & ~moved, runs.bits_of(program.pinned)
     for part in alike:

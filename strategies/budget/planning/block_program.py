@@ -124,6 +124,17 @@ class BlockProgram:
                 often.update(unit.reads if is_chain else ())
         return frozenset() if self.asks_in_forward else frozenset(found) - self.pinned
 
+    @cached_property
+    def droppable(self) -> frozenset[int]:
+        """The storages that may be dropped between requests, and are not small: one operator makes each.
+
+        None where forward itself goes backward, as of `fleeting`.
+        """
+        least = _SMALLEST_FLEETING * max(self.nbytes, default=0)
+        units = [unit for unit in self.units if unit.may_run_often and len(unit.operators) == 1]
+        found = {each for unit in units for each in unit.makes if self.nbytes[each] > least}
+        return frozenset() if self.asks_in_forward else frozenset(found) - self.pinned
+
     def unsaved_operands(self, storages: int) -> int:
         """Return what some storages are made of, back to what autograd saves, all as bits."""
         made = Run(self.runs, self.runs.making(storages, self.saved_bits & ~storages)).makes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 
 from strategies.base import StrategyError
-from strategies.budget.plan import BlockPlan, Plan, Value
+from strategies.budget.plan import BlockPlan, Drop, Plan, Value
 from strategies.budget.planning.autograd_bound import AutogradBound, Backward
 from strategies.budget.planning.block_choice import (
     Chained,
@@ -23,12 +24,13 @@ from strategies.budget.planning.block_choice import (
     cheapest,
     smallest_budget,
 )
-from strategies.budget.planning.block_options import CallOptions, Fates, Option
-from strategies.budget.planning.block_program import PlannedCall, planned_call
+from strategies.budget.planning.block_options import CallOptions, Fates, Option, thinned
+from strategies.budget.planning.block_program import BlockProgram, PlannedCall, planned_call
 from strategies.budget.planning.chains import Chains
 from strategies.budget.planning.group_options import GroupOption, Groups
 from strategies.budget.planning.group_simulation import group_effect
 from strategies.budget.planning.lower_bound import LowerBound
+from strategies.budget.planning.prices import Price, prices
 from strategies.budget.planning.recomputation import LeastFlops
 from strategies.budget.planning.rerun import rerun_of
 from strategies.budget.planning.simulation import (
@@ -62,6 +64,16 @@ _REFINEMENTS = 12
 _NEARBY = (0.97, 1.03)
 """Budgets, as shares of the one that is asked for, whose choices are refined, too: two changes, of which one
 takes bytes and the other spares them, begin there."""
+
+_FAR = 0.009
+"""Share of a step's FLOPs above the bound from which on walks look for decisions."""
+
+_WALKS, _MOST_WALKS, _IN_VAIN = 4, 24, 2
+"""Walks through decisions from each block that was chosen for, those through decisions of equal blocks at
+most, and rounds of them in vain that end the search."""
+
+_TILT = 1.5
+"""Powers of two by which the prices of a walk are more or less than those of the choice."""
 
 _MOST_CHAINS = 24
 """Chains that are not equal to another one and are searched for options."""
@@ -167,6 +179,7 @@ class Planner:
             cost=self._cost,
             random_state_bytes=self._random_state_bytes,
             taped_operator_s=_TAPED_OPERATOR_S if is_taped else 0.0,
+            may_drop=is_taped,
         )
         found = [
             partial(caller_of, call, rerun=rerun_of(graph, number, self._calls) if is_taped else None)
@@ -345,7 +358,73 @@ class Planner:
             if self._cost_of_choice(found) >= self._cost_of_choice(least):
                 break
             least = found
+        return self._found_by_walks(least, stages, spans, budget_bytes)
+
+    def _found_by_walks(
+        self, least: list[Chosen], stages: list[Stage], spans: list[Span], budget_bytes: int
+    ) -> tuple[list[Chosen], Sequence[Stage], Sequence[Span]]:
+        """Return a cheaper choice with decisions that walks find, while one is far from the bound."""
+        enough = self._enough(budget_bytes) + _FAR * self.step_flops
+        chance, in_vain = random.Random(0), 0  # noqa: S311 (the same plan on every rank)
+        while self._cost_of_choice(least) > enough and in_vain < _IN_VAIN:
+            near = self._walked(least, stages, spans, chance, budget_bytes)
+            self._enter(stages, spans, near)
+            found = self._all_within(budget_bytes, stages, spans, 0.0)
+            cheapest_found = min(found, key=self._cost_of_choice, default=least)
+            in_vain += 1
+            if self._cost_of_choice(cheapest_found) < self._cost_of_choice(least):
+                least, in_vain = cheapest_found, 0
         return least, stages, spans
+
+    def _walked(
+        self,
+        chosen: Sequence[Chosen],
+        stages: Sequence[Stage],
+        spans: Sequence[Span],
+        chance: random.Random,
+        budget_bytes: int,
+    ) -> dict[object, list[Option]]:
+        """Return the options that walks find for blocks and chains that were chosen for, by key of these.
+
+        A walk makes least the cost of a decision and the price of its bytes, more or less.
+        """
+        parts = [self._part(each, stages, spans) for each in chosen]
+        ends = [*(each.start for each in chosen[1:]), len(stages)]
+        between = [stages[end - 1].between for end in ends]
+        priced = prices([part.columns() for part in parts], between, budget_bytes)
+        found, walks = defaultdict[object, list[Option]](list), Counter[object]()
+        for each, part, price in zip(chosen, parts, priced, strict=True):
+            caller = self._caller_of(each)
+            if (
+                caller is None
+                or isinstance(part, Group)
+                or not any(price)
+                or walks[caller.key] >= _MOST_WALKS
+            ):
+                continue
+            stage = part.stage if isinstance(part, Chained) else part
+            for _ in range(_WALKS):
+                tilted = Price(*(byte * 2 ** chance.uniform(-_TILT, _TILT) for byte in price))
+                found[caller.key] += caller.walked(stage.options, partial(tilted.of, stage), chance)
+            walks[caller.key] += _WALKS
+        return {key: thinned(options) for key, options in found.items() if options}
+
+    def _caller_of(self, chosen: Chosen) -> CallOptions | None:
+        """Return whose option was chosen; `None` of a group."""
+        if chosen.option is None:
+            return None
+        if chosen.chain is None:
+            return self._callers[self._call_of(chosen.start)]
+        return next(own for own in self._chains.values() if own.call is chosen.chain)
+
+    def _part(self, chosen: Chosen, stages: Sequence[Stage], spans: Sequence[Span]) -> Stage | Span:
+        """Return the block or span that was chosen for."""
+        if chosen.chain is not None:
+            return next(spans[number] for number, own in self._chains.items() if own.call is chosen.chain)
+        if chosen.option is not None:
+            return stages[chosen.start]
+        ends = chosen.start, chosen.start + len(chosen.keeps)
+        return next(each for each in spans if isinstance(each, Group) and (each.start, each.end) == ends)
 
     def _cheapest(
         self, budget_bytes: int, stages: Sequence[Stage], spans: Sequence[Span], host_bytes: int
@@ -364,31 +443,33 @@ class Planner:
         """Enter options next to the chosen ones, of all blocks and chains that are equal."""
         taken: dict[object, dict[Decision, Option]] = {}
         for each in chosen:
-            if each.option is not None and not each.option.decision.is_rerun:
-                number = next((n for n, own in self._chains.items() if own.call is each.chain), None)
-                caller = self._callers[self._call_of(each.start)] if number is None else self._chains[number]
+            caller = self._caller_of(each)
+            if caller is not None and each.option is not None and not each.option.decision.is_rerun:
                 taken.setdefault(caller.key, {})[each.option.decision] = each.option
-        found: dict[object, list[Option]] = {}
-
-        def extended(caller: CallOptions, options: Sequence[Option]) -> Sequence[Option]:
+        near: dict[object, list[Option]] = {}
+        for caller in (*self._callers, *self._chains.values()):
             key = caller.key
-            if key not in taken:
-                return options
-            if key not in found:
-                near = caller.refined(list(taken[key].values()), tried[key])
-                found[key] = [each for each in near if not each.decision.is_plain]  # no chain is
-            return [*options, *found[key]]
-
-        for start, stage in enumerate(stages):
-            caller = self._callers[self._call_of(start)]
-            if len(stage.options) > 1:  # something is decided about it
-                stages[start] = replace(stage, options=extended(caller, stage.options))
+            if key in taken and key not in near:
+                options = caller.refined(list(taken[key].values()), tried[key])
+                near[key] = [each for each in options if not each.decision.is_plain]  # no chain is
+        self._enter(stages, spans, near)
         for number, span in enumerate(spans):
-            if isinstance(span, Chained):
-                options = extended(self._chains[number], span.stage.options)
-                spans[number] = replace(span, stage=replace(span.stage, options=options))
-            else:
+            if isinstance(span, Group):
                 spans[number] = self._finer(span, chosen)
+
+    def _enter(
+        self, stages: list[Stage], spans: list[Span], found: Mapping[object, Sequence[Option]]
+    ) -> None:
+        """Enter options of blocks and chains, which were found by key."""
+        for start, stage in enumerate(stages):
+            if len(stage.options) > 1:  # something is decided about it
+                options = found.get(self._callers[self._call_of(start)].key, ())
+                stages[start] = replace(stage, options=[*stage.options, *options])
+        for number, caller in self._chains.items():
+            chain = spans[number]
+            assert isinstance(chain, Chained), "chains come first"
+            options = [*chain.stage.options, *found.get(caller.key, ())]
+            spans[number] = replace(chain, stage=replace(chain.stage, options=options))
 
     def _finer(self, group: Group, chosen: Sequence[Chosen]) -> Group:
         """Return a group with options between a chosen one of it and the next larger one, if there are."""
@@ -699,6 +780,7 @@ def block_plan(call: PlannedCall, option: Option) -> BlockPlan:
         offload=values(list(decision.offload)),
         recompute=values(saved_again),
         again=values(list(decision.again)),
+        drop=_drops(program, decision.drops),
         kept_bytes=kept_bytes,
         offloaded_bytes=effect.host_bytes,
         extra_flops=effect.flops,
@@ -708,6 +790,14 @@ def block_plan(call: PlannedCall, option: Option) -> BlockPlan:
             f"{_on_host(effect)}"
         ),
     )
+
+
+def _drops(program: BlockProgram, drops: frozenset[tuple[int, int]]) -> tuple[Drop, ...]:
+    """Return what is dropped in backward, by address."""
+    after: dict[int, tuple[int, ...]] = {}
+    for storage, number in sorted(drops):
+        after[storage] = (*after.get(storage, ()), number)
+    return tuple(Drop(*program.value_of(storage), numbers) for storage, numbers in after.items())
 
 
 def chained_plans(calls: Sequence[PlannedCall], chain: PlannedCall, option: Option) -> Iterator[BlockPlan]:
@@ -739,6 +829,11 @@ def chained_plans(calls: Sequence[PlannedCall], chain: PlannedCall, option: Opti
             keep=values(made & decision.keep),
             recompute=values(again),
             again=values(made & decision.again),
+            drop=tuple(
+                each._replace(operator=each.operator - first)
+                for each in _drops(program, decision.drops)
+                if first <= each.operator < last
+            ),
             saved_bytes=sum(program.nbytes[storage] for storage in saved),
             kept_bytes=sum(program.nbytes[storage] for storage in made & decision.keep),
             extra_flops=sum(runs[unit] * program.units[unit].flops for unit in units),

@@ -33,6 +33,8 @@ class Decision:
         keep: storages that stay on the device.
         offload: storages that wait on the host; inputs of the block may be among them.
         again: storages that are made anew for each request that needs them, and dropped after it.
+        drops: storages that are dropped after so many requests that need them, and made again for the next;
+            one that is dropped several times comes with each number.
         is_plain: whether the block runs untouched.
         is_rerun: whether its forward runs again as a whole, without a tape (see `rerun`).
     """
@@ -40,6 +42,7 @@ class Decision:
     keep: frozenset[int] = frozenset()
     offload: frozenset[int] = frozenset()
     again: frozenset[int] = frozenset()
+    drops: frozenset[tuple[int, int]] = frozenset()
     is_plain: bool = False
     is_rerun: bool = False
 
@@ -50,13 +53,15 @@ class Decision:
 
     def to_list(self) -> list[Any]:
         """Return the decision as JSON values."""
-        return [*map(sorted, (self.keep, self.offload, self.again)), self.is_plain, self.is_rerun]
+        sets = map(sorted, (self.keep, self.offload, self.again))
+        return [*sets, sorted(self.drops), self.is_plain, self.is_rerun]
 
     @classmethod
     def from_list(cls, held: Sequence[Any]) -> Decision:
         """Return the decision that `to_list` gave."""
         keep, offload, again = map(frozenset, held[:3])
-        return cls(keep=keep, offload=offload, again=again, is_plain=held[3], is_rerun=held[4])
+        drops = frozenset(map(tuple, held[3]))
+        return cls(keep=keep, offload=offload, again=again, drops=drops, is_plain=held[4], is_rerun=held[5])
 
 
 PLAIN, RERUN = Decision(is_plain=True), Decision(is_rerun=True)
@@ -185,18 +190,20 @@ class Schedule:
         outs: storages that the next member reads.
         moved: storages that wait on the host.
         again: storages that live for one request.
+        drops: storages that are dropped after so many requests that need them.
         resident: storages on the device from forward on.
         there: storages that requests find made: from forward or the second forward on, or on the host.
         until_end: storages that are held until forward ends, whoever reads them.
         has_tape: whether a tape follows forward.
         second: units of the second forward; none outside of groups.
         requests: what runs at requests of backward, by the request's number; of others nothing runs.
-        first_made: what runs there for the first time makes, as bits.
-        last_read: what nobody reads after the request, as bits.
+        made: what the units that run for it make, and was not there, as bits.
+        last_read: what nobody reads after the request, as bits; of what is dropped, this copy.
         fetched: what comes back from the host for it, as bits.
         read_until: last moment at which a unit reads a storage.
         held_until: last moment at which a node has a storage.
-        last: last moment at which a unit or a node has a storage, of those that live longer than a request.
+        released: last moments at which a node has a copy of what is dropped, and storages.
+        last: last moment at which a unit or a node has a storage; of what is dropped, the one of forward.
     """
 
     call: PlannedCall
@@ -207,14 +214,16 @@ class Schedule:
     resident: frozenset[int]
     there: frozenset[int]
     until_end: frozenset[int]
+    drops: frozenset[tuple[int, int]] = frozenset()
     has_tape: bool = True
     second: Run | None = None
     requests: dict[int, Run] = field(default_factory=dict)
-    first_made: dict[int, int] = field(default_factory=dict)
+    made: dict[int, int] = field(default_factory=dict)
     last_read: dict[int, int] = field(default_factory=dict)
     fetched: dict[int, int] = field(default_factory=dict)
     read_until: dict[int, int] = field(default_factory=dict)
     held_until: dict[int, int] = field(default_factory=dict)
+    released: list[tuple[int, int]] = field(default_factory=list)
     last: dict[int, int] = field(default_factory=dict)
 
     @classmethod
@@ -227,6 +236,7 @@ class Schedule:
             outs=frozenset(),
             moved=decision.offload,
             again=decision.again,
+            drops=decision.drops,
             resident=resident,
             there=resident | decision.offload,
             until_end=decision.resident,
@@ -275,31 +285,97 @@ class Schedule:
         self.held_until |= call.tickets_until if self.has_tape else call.graph_until
         tickets = (self.moved | self.links) if self.has_tape else frozenset[int]()
         self.held_until |= {each: call.asked_until[each] for each in tickets & call.asked_until.keys()}
-        there, passing, ran = runs.bits_of(self.there), ~runs.bits_of(self.again), 0
-        for index, storage, bit in call.program.asked_inside:
-            if not there & bit:  # of most storages nothing runs again
-                self.requests[index] = run = runs.run(storage, there)
-                self.first_made[index] = run.makes_of(run.bits & ~ran)
-                there |= run.makes & passing
-                ran |= run.bits
+        dropped = self._run()
         if self.moved:
             self._fetch()
-        unread, read_until = -1, self.read_until
+        copied = self.copied
+        unread, read_until = ~copied, self.read_until
         for index, run in reversed(self.requests.items()):
             self.last_read[index] = last_read = run.reads & unread
             unread ^= last_read
             moment = call.asked[index]
             for storage in runs.storages_in(last_read):
                 read_until[storage] = moment
+        if copied:
+            self._end_copies(copied, dropped)
         if self.has_tape and call.program.asks_in_forward:
             self._hold_in_forward()
         self._note_last()
 
+    @property
+    def copied(self) -> int:
+        """Storages that are dropped and made again, as bits."""
+        return self.call.program.runs.bits_of(self.again.union(storage for storage, _ in self.drops))
+
+    def uses(self) -> Counter[int]:
+        """Return how many requests need each storage: for themselves, or for what runs."""
+        runs, uses = self.call.program.runs, Counter[int]()
+        for index, _, bit in self.call.program.asked_inside:
+            uses.update(runs.storages_in(bit | self.requests.get(index, runs.nothing).reads))
+        return uses
+
+    def _run(self) -> dict[int, int]:
+        """Enter what runs for each request; return what is dropped after it, as bits."""
+        runs, uses, dropped = self.call.program.runs, Counter[int](), dict[int, int]()
+        there, again, fleeting = runs.bits_of(self.there), runs.bits_of(self.again), self.copied
+        last: dict[int, int] = {}
+        for storage, number in self.drops:
+            last[storage] = max(number, last.get(storage, 0))
+        for index, storage, bit in self.call.program.asked_inside:
+            used = bit
+            if not there & bit:  # of most storages nothing runs again
+                self.requests[index] = run = runs.run(storage, there)
+                used |= run.reads
+                self.made[index] = run.makes & ~there & (used | ~fleeting)
+                there |= self.made[index]
+            used &= fleeting
+            if not used:
+                continue
+            dropped[index] = used & again
+            for each in runs.storages_in(used & ~again):
+                uses[each] += 1
+                if (each, uses[each]) in self.drops:
+                    dropped[index] |= runs.bits[each]
+                if uses[each] == last[each]:  # the next copy stays
+                    fleeting ^= runs.bits[each]
+            there &= ~dropped[index]
+        return dropped
+
+    def _end_copies(self, copied: int, dropped: Mapping[int, int]) -> None:
+        """Find until when each copy of what is dropped is held: by the units of a request, or by a node."""
+        call, runs, nothing = self.call, self.call.program.runs, self.call.program.runs.nothing
+        unused = (-1, -1)
+        copies = dict.fromkeys(
+            runs.storages_in(copied), unused
+        )  # last request that reads it, and last moment
+        ended: list[tuple[int, tuple[int, int]]] = []
+        for index, storage, bit in call.program.asked_inside:
+            for each in runs.storages_in(self.requests.get(index, nothing).reads & copied):
+                copies[each] = index, copies[each][1]
+            if bit & copied:
+                copies[storage] = copies[storage][0], max(call.until[index], copies[storage][1])
+            for each in runs.storages_in(dropped.get(index, 0)):
+                ended.append((each, copies[each]))
+                copies[each] = unused
+        from_forward = copied & runs.bits_of(self.there)
+        for storage in copies:
+            self.held_until.pop(storage, None)
+        for storage, (index, until) in (*ended, *(each for each in copies.items() if each[1] != unused)):
+            is_read_last, bit = index >= 0 and call.asked[index] > until, runs.bits[storage]
+            if is_read_last:
+                self.last_read[index] |= bit
+            if from_forward & bit:  # counts with what lives from forward on
+                from_forward ^= bit
+                self.held_until[storage] = until
+                self.read_until |= {storage: call.asked[index]} if is_read_last else {}
+            elif not is_read_last:
+                self.released.append((until, storage))
+
     def _hold_in_forward(self) -> None:
         """Hold what stays, or is made again before forward ends, until then: its tape does."""
         runs, end, asked = self.call.program.runs, self.call.end, self.call.asked
-        first_made = (made for index, made in self.first_made.items() if asked[index] < end)
-        made = {*runs.storages_in(reduce(or_, first_made, 0))}
+        early = (made for index, made in self.made.items() if asked[index] < end)
+        made = {*runs.storages_in(reduce(or_, early, 0))}
         for storage in made | self.resident.intersection(self.held_until.keys() | self.read_until.keys()):
             self.held_until[storage] = max(end, self.held_until.get(storage, -1))
         fetched = runs.storages_in(reduce(or_, self.fetched.values(), 0))
@@ -321,13 +397,11 @@ class Schedule:
                 waiting &= ~needed
 
     def _note_last(self) -> None:
-        """Find the last moment at which anybody has each storage; those that live for a request have none."""
+        """Find the last moment at which anybody has each storage."""
         found = dict(self.held_until)
         for storage, moment in self.read_until.items():
             if moment > found.get(storage, -1):
                 found[storage] = moment
-        for storage in self.again:
-            found.pop(storage, None)
         self.last = found
 
 
@@ -341,7 +415,7 @@ class _Walk:
         self._sizes, self._deaths = self._program.sizes, self._call.all_deaths
         self._there = self._runs.bits_of(schedule.there)
         self._later = self._runs.bits_of(schedule.last) & ~self._there
-        self._again = self._runs.bits_of(schedule.again)
+        self._copied = schedule.copied
         self._held: set[int] = set()
         self._freed = self._kept_until(owned)
         self._hold_from_forward()
@@ -396,7 +470,7 @@ class _Walk:
         They are states of generators, and what was read from outside and dies meanwhile.
         """
         gains, call, sizes, schedule = self.effect.gains, self._call, self._sizes, self._schedule
-        held = schedule.resident | schedule.moved
+        held = (schedule.resident | schedule.moved).difference(storage for storage, _ in schedule.drops)
         needed = {unit for run in schedule.requests.values() for unit in run.units}
         needed.update(() if schedule.second is None else schedule.second.units)
         until = call.taped_until(held)
@@ -429,18 +503,14 @@ class _Walk:
 
     def _run_requests(self) -> None:
         """Follow the bytes while the units of each request run, between its moment and the next."""
-        schedule, effect, program = self._schedule, self.effect, self._program
+        schedule, effect = self._schedule, self.effect
         gains, peaks, runs = effect.gains, effect.peaks, self._runs
         for index in sorted(schedule.requests.keys() | schedule.fetched.keys()):
             run, moment = schedule.requests.get(index, runs.nothing), self._call.asked[index]
-            asked, passing = runs.bits[program.asked[index]], 0
-            if self._again:
-                passing = self._again & (run.reads | asked)
-            stays = self._later & schedule.first_made.get(index, 0) | passing
-            freed = self._freed & schedule.last_read.get(index, 0) | passing & ~asked
+            stays = (self._later | self._copied) & schedule.made.get(index, 0)
+            freed = (self._freed | self._copied) & schedule.last_read.get(index, 0)
             fetched = schedule.fetched.get(index, 0)
             peaks[moment], live = run.bytes_meanwhile(~stays, freed, fetched, 0, self._random_state_bytes)
             gains[moment + 1] = gains.get(moment + 1, 0) + live
-        for index, storage, _ in program.asked_inside if schedule.again else ():
-            if storage in schedule.again:
-                gains[self._call.until[index] + 1] -= self._sizes[storage]
+        for until, storage in schedule.released:
+            gains[until + 1] = gains.get(until + 1, 0) - self._sizes[storage]

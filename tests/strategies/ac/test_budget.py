@@ -483,7 +483,7 @@ UNSUITABLE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "another format": (
         {"format": "0"},
-        "ac.plan_file: holds no plan of this version, 'acbench budget plan 11'; make it again",
+        "ac.plan_file: holds no plan of this version, 'acbench budget plan 12'; make it again",
     ),
 }
 

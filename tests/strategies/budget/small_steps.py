@@ -68,6 +68,36 @@ class Gated(WithBlocks):
         return outputs
 
 
+class AttendingBlock(nn.Module):
+    """Attention by hand, and an activation that is read three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)])
+        sizes = ((WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 2 * WIDTH), (2 * WIDTH, WIDTH))
+        self.qkv, self.out, self.up, self.down = (nn.Linear(*each) for each in sizes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norms[0](x)).chunk(3, -1)
+        x = x + self.out((q @ k.transpose(-1, -2)).softmax(-1) @ v)
+        h = self.up(self.norms[1](x))
+        outputs: Tensor = x + self.down(h.tanh() * h.sigmoid() + h.relu())
+        return outputs
+
+
+class Attending(WithBlocks):
+    """Blocks with attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(AttendingBlock() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
 class DiscardingBlock(nn.Module):
     """Computes what nobody goes on with: autograd saves more for it than Python holds."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from strategies import StrategyError
-from strategies.budget.plan import BlockPlan, Plan, Value, input_value
+from strategies.budget.plan import BlockPlan, Drop, Plan, Value, input_value
 from strategies.step.sizes import TensorSize
 
 _BLOCK = BlockPlan(
@@ -17,6 +17,7 @@ _BLOCK = BlockPlan(
     keep=(Value(3, 0, "aten.addmm.default"),),
     offload=(input_value(0), Value(5, 0, "aten.gelu.default")),
     recompute=(Value(7, 1, "aten.native_layer_norm.default"),),
+    drop=(Drop(3, 0, "aten.addmm.default", (1, 4)),),
     operators=9,
     sizes=(TensorSize("input 0", (2, 3), "float32 on cpu"),),
 )
@@ -90,6 +91,15 @@ CONTRADICTORY: dict[str, tuple[dict[str, Any], str]] = {
     "a result before the first": (changed({"keep": [[1, -1, "a"]]}), "keep names a.-1 (1)"),
     "an input that is kept": (changed({"keep": [[-1, 0, "input"]]}), "inputs can be offloaded alone"),
     "two fates": (changed({"recompute": [[3, 0, "aten.addmm.default"]]}), "(3) is in keep and in recompute"),
+    "a drop of what is not there": (changed({"drop": [[9, 0, "a", [1]]]}), "drop names a.0 (9)"),
+    "a drop of an input": (changed({"drop": [[-1, 0, "input", [1]]]}), "drop names input 0"),
+    "a drop of what waits on the host": (
+        changed({"drop": [[5, 0, "aten.gelu.default", [1]]]}),
+        "(5) is in offload and in drop",
+    ),
+    "a drop after no request": (changed({"drop": [[3, 0, "a", []]]}), "is dropped after []"),
+    "a drop before the first": (changed({"drop": [[3, 0, "a", [0, 1]]]}), "from 1 up"),
+    "drops that go down": (changed({"drop": [[3, 0, "a", [2, 1]]]}), "after [2, 1], which must go up"),
     "kept and made anew": (changed({"again": [[3, 0, "aten.addmm.default"]]}), "(3) is in keep and in again"),
 }
 
@@ -109,6 +119,10 @@ def test_a_plain_block_may_be_called_twice() -> None:
 def test_a_value_that_is_recomputed_may_be_made_anew_for_each_reader() -> None:
     (value,) = _BLOCK.recompute
     assert Plan.from_dict(changed({"again": [list(value)]})).blocks[0].again == (value,)
+
+
+def test_a_plan_says_what_is_dropped() -> None:
+    assert "\n    drop in backward: aten.addmm.default.0 (3) after 1 and 4\n" in f"{PLAN.describe()}\n"
 
 
 def test_a_plan_says_what_waits_on_the_host() -> None:

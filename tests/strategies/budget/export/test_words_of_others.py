@@ -74,7 +74,7 @@ def test_regions_are_submodules_whose_results_are_held() -> None:
     text = remat_regions(*planned(0.83))
     assert yaml.safe_load(text) == {"layers.0": ["out", "up"], "layers.1": ["up"], "layers.2": ["up"]}
     lost = re.sub(r" \(\d+\)", "", text)  # numbers of operators differ between releases of torch
-    assert "\n# lost: aten.tril.default.0, aten.where.self.0, aten.clone.default.0, " in lost
+    assert "\n# lost: aten.tril.default.0, aten.clone.default.0, aten.clone.default.0, " in lost
 
 
 @REMAT

@@ -24,6 +24,12 @@ BLOCKS = 12
 """Of fewer blocks the inputs are so small beside one block's backward that no group is needed."""
 
 
+@pytest.fixture(autouse=True)
+def without_walks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare groups with blocks alone by the same search: how far walks come is chance."""
+    monkeypatch.setattr("strategies.budget.planning.planner._IN_VAIN", 0)
+
+
 @cache
 def graph() -> StepGraph:
     return captured(Gated(blocks=BLOCKS), X)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,13 +14,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from strategies.budget.planning.block_options import CallOptions, Option, _with_operands
+from strategies.budget.eager.carrying_out import enclose
+from strategies.budget.planning.block_options import CallOptions, Fates, Option, _with_operands
 from strategies.budget.planning.lower_bound import LowerBound
 from strategies.budget.planning.planner import BudgetBelowMinimum, Planner
-from strategies.budget.planning.simulation import Decision
+from strategies.budget.planning.simulation import Decision, Schedule
+from strategies.regions.blocks import ModelModules
 from strategies.step.step_graph import StepGraph
 from tests.strategies.budget.planning.test_enumeration import Blocks, Residual, linear
-from tests.strategies.budget.small_steps import WIDTH, Gated, GatedBlock
+from tests.strategies.budget.small_steps import (
+    WIDTH,
+    Attending,
+    Gated,
+    GatedBlock,
+    measured_peak_bytes,
+    step_of,
+)
 from tests.strategies.step.test_plan_capture import captured
 
 SHARES = (0.95, 0.85, 0.75, 0.65, 0.55)
@@ -91,6 +101,40 @@ def test_decisions_next_to_those_of_a_plan_make_it_cheaper(monkeypatch: pytest.M
     assert plan.extra_flops <= plan.lower_bound_autograd_flops + 1
     monkeypatch.setattr("strategies.budget.planning.planner._REFINEMENTS", 0)
     assert found.plan(budget).extra_flops > plan.extra_flops
+
+
+@pytest.mark.parametrize("share", [0.0, 0.03])
+def test_values_are_dropped_in_backward_where_that_makes_a_plan_cheaper(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = Attending(), torch.randn(4, 16, WIDTH)
+    found = Planner(captured(model, x))
+    room = found.plain_peak_bytes - found.minimum_feasible_bytes
+    plan = found.plan(found.minimum_feasible_bytes + int(share * room))
+    assert any(block.drop for block in plan.blocks)
+    assert plan.extra_flops >= plan.lower_bound_autograd_flops
+    planned = copy.deepcopy(model)
+    enclose(plan, ModelModules(blocks=planned.blocks))
+    assert measured_peak_bytes(planned, [x], step_of(planned, x)) == plan.predicted_peak_bytes
+    assert plan.predicted_peak_bytes <= plan.budget_bytes
+    step_of(model, x)()
+    for parameter, other in zip(model.parameters(), planned.parameters(), strict=True):
+        assert parameter.grad is not None
+        assert other.grad is not None
+        assert torch.equal(parameter.grad, other.grad)
+    monkeypatch.setattr("strategies.budget.planning.planner._IN_VAIN", 0)
+    assert found.plan(plan.budget_bytes).extra_flops > plan.extra_flops
+
+
+def test_a_drop_that_no_request_follows_is_no_decision() -> None:
+    caller = Planner(captured(Attending(), torch.randn(4, 16, WIDTH)))._callers[1]
+    program, option = caller.call.program, caller.option(Decision())
+    uses = Schedule.of(caller.call, option.decision).uses()
+    storage = next(each for each in sorted(program.droppable) if uses[each] > 1)
+    fates = Fates.of(program, option.decision)
+    for number in range(1, uses[storage] + 2):
+        decision = caller._decided(fates._replace(drops=frozenset({(storage, number)})))
+        assert decision.drops == ({(storage, number)} if number < uses[storage] else frozenset())
 
 
 def test_what_is_made_anew_takes_along_what_only_it_is_made_of() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -16,7 +17,7 @@ from strategies.budget.eager.planned_block import PlannedBlock, PlannedModule
 from strategies.budget.planning.block_options import CallOptions
 from strategies.budget.planning.block_program import PlannedCall, planned_call
 from strategies.budget.planning.planner import block_plan
-from strategies.budget.planning.simulation import PLAIN, Decision, peak_bytes
+from strategies.budget.planning.simulation import PLAIN, Decision, Schedule, peak_bytes
 from strategies.estimate.flops import flops_of
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.region import enclose
@@ -39,7 +40,8 @@ class Flops(OperatorMode):
 def decisions(calls: Sequence[PlannedCall], moved: float, anew: float, *, seed: int) -> list[Decision]:
     """Return decisions that hold none, some, most or all of what a block makes, a share of it on the host.
 
-    A share of what they do not hold is made anew for each reader.
+    A share of what they do not hold is made anew for each reader. As large a share of what may run often, be
+    it held or not, is dropped after some requests.
     """
     chance = random.Random(seed)
     found = []
@@ -51,12 +53,24 @@ def decisions(calls: Sequence[PlannedCall], moved: float, anew: float, *, seed: 
         }
         fleeting = frozenset(s for s in sorted(call.program.fleeting_chains - held) if chance.random() < anew)
         decision = Decision(keep=frozenset(held - offload), offload=frozenset(offload), again=fleeting)
+        drops = frozenset(each for each in droppable(call, decision) if chance.random() < anew)
+        decision = replace(decision, drops=drops)
         found.append(PLAIN if share is None else decision)
     return found
 
 
+def droppable(call: PlannedCall, decision: Decision) -> Iterator[tuple[int, int]]:
+    """Yield what may be dropped under a decision, with each number of requests that others follow."""
+    program = call.program
+    for storage, count in sorted(Schedule.of(call, decision).uses().items()):
+        is_inner = storage >= 0 and storage not in decision.again | decision.offload | program.pinned
+        if is_inner and program.units[program.runs.makers[storage]].may_run_often:
+            yield from ((storage, number) for number in range(1, count))
+
+
 @pytest.mark.parametrize(
-    ("dropout", "moved", "anew"), [(0.0, 0.0, 0.0), (0.1, 0.0, 0.0), (0.1, 0.5, 0.5), (0.0, 0.0, 1.0)]
+    ("dropout", "moved", "anew"),
+    [(0.0, 0.0, 0.0), (0.1, 0.0, 0.0), (0.1, 0.5, 0.5), (0.0, 0.0, 0.3), (0.0, 0.0, 1.0)],
 )
 def test_predicted_bytes_and_flops_are_measured(dropout: float, moved: float, anew: float) -> None:
     model, x = Gated(dropout), torch.randn(4, 16, WIDTH)
