@@ -554,10 +554,8 @@ class BlockTape(OrderedMode):
         """
         self._written_homes.append(home)
         older = home.latest
-        older.is_past = True
         newer = home.latest = Content(None if self._stays(home) else operator)
-        newer.drop_after(older.drops if older.is_fleeting else None)
-        newer.memory, older.memory = older.memory, None
+        older.give_way(newer)
         if operator is not None:
             operator.writes(older, newer)
         if newer.memory is None:
@@ -580,9 +578,7 @@ class BlockTape(OrderedMode):
             elif facts.is_fresh:  # a mode below has run it in place
                 self._written_homes.append(home)
                 older, home.latest = home.latest, Content(operator)
-                home.latest.drop_after(older.drops if older.is_fleeting else None)
-                older.is_past = True
-                home.latest.memory, older.memory = older.memory, None
+                older.give_way(home.latest)
                 operator.makes(number, home.latest)
 
     def _make(self, operator: TapedOperator | None, address: Address, tensor: Tensor, dense: Tensor) -> None:

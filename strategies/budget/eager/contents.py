@@ -77,6 +77,16 @@ class Content:
         """Be fleeting: dropped after requests of these numbers, or after each; `None`: not at all."""
         self.is_fleeting, self.drops = drops is not None, drops or ()
 
+    def give_way(self, newer: Content) -> None:
+        """Let `newer` be what forward goes on with: an operator writes to the storage.
+
+        It gets the memory, and is dropped as this one was. This one is dropped after each request from then,
+        because a copy of the operator writes to what stands in for it, which must not share its memory.
+        """
+        newer.is_fleeting, newer.drops = self.is_fleeting, self.drops
+        newer.memory, self.memory = self.memory, None
+        self.is_past, self.drops = True, ()
+
     def for_request(self, stand_ins: dict[Content, Content]) -> Content:
         """Return what is read in a request: itself, or what stands in for it.
 

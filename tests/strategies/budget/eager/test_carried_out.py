@@ -142,3 +142,37 @@ def test_operators_that_write_in_place_run_in_the_order_of_forward(*, is_anew: b
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True) if a is not None)
     assert with_plan - flops == sum(effect.flops for effect in effects)
     assert measured_peak_bytes(model, [x], step_of(model, x)) == peak_bytes(graph, effects)
+
+
+class WritingTwice(nn.Module):
+    """Reads three times what it has written to in place, twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        value = self.up(x)
+        value.add_(1)
+        value.mul_(x)
+        return x + value.sin() * value.cos() * value.tanh()
+
+
+@pytest.mark.parametrize("numbers", [(1,), (2,), (1, 2), (1, 3)])
+def test_what_is_written_in_place_is_written_anew_after_a_drop(numbers: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(WritingTwice(), WritingTwice()), torch.randn(64, WIDTH)
+    blocks = dict(model.named_children())
+    expected, _ = trained(model, x)
+    graph = captured_with(model, blocks, x)
+    for each in graph.calls:
+        call = planned_call(graph, each)
+        (value,) = call.program.units[0].makes
+        assert value not in call.program.droppable, "no planner drops it, and a plan file may"
+        option = CallOptions(graph, call, lambda effect: effect.flops, random_state_bytes=0).option(
+            Decision(drops=frozenset((value, number) for number in numbers))
+        )
+        enclose(blocks[call.fqn], block_plan(call, option))
+    found, _ = trained(model, x)
+    assert [each is None for each in found] == [each is None for each in expected]
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True) if a is not None)
