@@ -80,8 +80,8 @@ class Content:
     def give_way(self, newer: Content) -> None:
         """Let `newer` be what forward goes on with: an operator writes to the storage.
 
-        It gets the memory, and is dropped as this one was. This one is dropped after each request from then,
-        because a copy of the operator writes to what stands in for it, which must not share its memory.
+        It gets the memory, and is dropped as this one was. This one is dropped after each request: a copy of
+        the operator writes to what stands in for it, which must not share its memory.
         """
         newer.is_fleeting, newer.drops = self.is_fleeting, self.drops
         newer.memory, self.memory = self.memory, None

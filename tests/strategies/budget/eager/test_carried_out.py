@@ -155,7 +155,8 @@ class WritingTwice(nn.Module):
         value = self.up(x)
         value.add_(1)
         value.mul_(x)
-        return x + value.sin() * value.cos() * value.tanh()
+        outputs: torch.Tensor = x + value.sin() * value.cos() * value.tanh()
+        return outputs
 
 
 @pytest.mark.parametrize("numbers", [(1,), (2,), (1, 2), (1, 3)])
