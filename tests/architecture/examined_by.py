@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 EXAMINED_BY = {
+    "strategies/budget/planning/block_plans.py": "tests/strategies/budget/planning/test_simulation.py",
     "harness/trial/block_flow.py": "tests/harness/trial/test_stages.py",
     "strategies/regions/split_backward_modes.py": "tests/strategies/regions/test_split_backward.py",
     "harness/models/parts/context_attention.py": "tests/parity/test_context.py",

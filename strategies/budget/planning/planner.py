@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from strategies.base import StrategyError
-from strategies.budget.plan import BlockPlan, Drop, Plan, Value
+from strategies.budget.plan import BlockPlan, Plan
 from strategies.budget.planning.autograd_bound import AutogradBound, Backward
 from strategies.budget.planning.block_choice import (
     Chained,
@@ -25,7 +25,8 @@ from strategies.budget.planning.block_choice import (
     smallest_budget,
 )
 from strategies.budget.planning.block_options import CallOptions, Fates, Option, thinned
-from strategies.budget.planning.block_program import BlockProgram, PlannedCall, planned_call
+from strategies.budget.planning.block_plans import block_plan, chained_plans, grouped_plan, of_call
+from strategies.budget.planning.block_program import PlannedCall, planned_call
 from strategies.budget.planning.chains import Chains
 from strategies.budget.planning.group_options import GroupOption, Groups
 from strategies.budget.planning.group_simulation import group_effect
@@ -41,7 +42,7 @@ from strategies.budget.planning.simulation import (
     peak_bytes,
     totals_of,
 )
-from strategies.step.step_graph import BlockCall, StepGraph, StepOperator
+from strategies.step.step_graph import StepGraph, StepOperator
 
 Objective: TypeAlias = Literal["flops", "time", "both"]
 _PRICES = (0.6, 0.2, 0.06)
@@ -126,14 +127,14 @@ class Chosen:
         start: number of the first block.
         effect: what changes.
         option: the option of a block alone or a chain; `None` of a group.
-        chain: the call that the blocks of a chain are together; `None` of others.
+        span: number of the chain or the group; `None` of a block alone.
         keeps, shares: what each block of a group keeps from the second forward on, and what it adds.
     """
 
     start: int
     effect: Effect
     option: Option | None = None
-    chain: PlannedCall | None = None
+    span: int | None = None
     keeps: tuple[frozenset[int], ...] = ()
     shares: tuple[Effect, ...] = ()
 
@@ -286,16 +287,17 @@ class Planner:
             yield from self._grouped_plans(chosen)
             return
         number = self._call_of(chosen.start)
-        if chosen.chain is not None:
-            found_plans = chained_plans(self._calls[number:], chosen.chain, chosen.option)
-            yield from map(_of_call, found_plans, self._graph.calls[number:])
+        if chosen.span is not None:
+            chain = self._chains[chosen.span].call
+            found_plans = chained_plans(self._calls[number:], chain, chosen.option)
+            yield from map(of_call, found_plans, self._graph.calls[number:])
             return
         call, planned = self._graph.calls[number], self._calls[number]
         found = block_plan(planned, replace(chosen.option, effect=chosen.effect))
         reason = self._unplanned.get(call.fqn)
         if not found.plain:
-            of_call = _of_call(found, call)
-            yield of_call.parted()[1] if found.rerun else of_call
+            planned_for = of_call(found, call)
+            yield planned_for.parted()[1] if found.rerun else planned_for
         elif not call.modules:
             yield found if reason is None else replace(found, why=f"no plan is made for blocks that {reason}")
 
@@ -305,7 +307,7 @@ class Planner:
         captured = self._graph.calls[chosen.start : end]
         for planned, keep, share, call in zip(calls, chosen.keeps, chosen.shares, captured, strict=True):
             found = grouped_plan(planned, keep, share, group=(calls[0].fqn, calls[-1].fqn))
-            yield _of_call(found, call)
+            yield of_call(found, call)
 
     def _choice(self, budget_bytes: int) -> list[Chosen]:
         """Return the cheapest choice that keeps the budget."""
@@ -388,7 +390,7 @@ class Planner:
 
         A walk makes least the cost of a decision and the price of its bytes, more or less.
         """
-        parts = [self._part(each, stages, spans) for each in chosen]
+        parts = [stages[each.start] if each.span is None else spans[each.span] for each in chosen]
         ends = [*(each.start for each in chosen[1:]), len(stages)]
         between = [stages[end - 1].between for end in ends]
         priced = prices([part.columns() for part in parts], between, budget_bytes)
@@ -413,18 +415,8 @@ class Planner:
         """Return whose option was chosen; `None` of a group."""
         if chosen.option is None:
             return None
-        if chosen.chain is None:
-            return self._callers[self._call_of(chosen.start)]
-        return next(own for own in self._chains.values() if own.call is chosen.chain)
-
-    def _part(self, chosen: Chosen, stages: Sequence[Stage], spans: Sequence[Span]) -> Stage | Span:
-        """Return the block or span that was chosen for."""
-        if chosen.chain is not None:
-            return next(spans[number] for number, own in self._chains.items() if own.call is chosen.chain)
-        if chosen.option is not None:
-            return stages[chosen.start]
-        ends = chosen.start, chosen.start + len(chosen.keeps)
-        return next(each for each in spans if isinstance(each, Group) and (each.start, each.end) == ends)
+        alone = self._callers[self._call_of(chosen.start)]
+        return alone if chosen.span is None else self._chains[chosen.span]
 
     def _cheapest(
         self, budget_bytes: int, stages: Sequence[Stage], spans: Sequence[Span], host_bytes: int
@@ -564,9 +556,8 @@ class Planner:
         span = spans[choice.span]
         if isinstance(span, Group):
             return self._grouped(choice, span.options[choice.option])
-        caller = self._chains[choice.span]
-        option = caller.option(span.stage.options[choice.option].decision)
-        return Chosen(start=start, option=option, effect=option.effect, chain=caller.call)
+        option = self._chains[choice.span].option(span.stage.options[choice.option].decision)
+        return Chosen(start=start, option=option, effect=option.effect, span=choice.span)
 
     def _decided(self, start: int, decision: Decision) -> Chosen:
         """Return a decision about one stage of the programme, with what follows from it."""
@@ -582,7 +573,7 @@ class Planner:
         keeps = option.keeps
         members = self._groups.members(choice.start, choice.end - 1)
         effect, shares = group_effect(members, keeps, random_state_bytes=self._random_state_bytes)
-        return Chosen(start=choice.start, effect=effect, keeps=keeps, shares=tuple(shares))
+        return Chosen(start=choice.start, effect=effect, span=choice.span, keeps=keeps, shares=tuple(shares))
 
     def _cost_of_choice(self, chosen: Sequence[Chosen]) -> float:
         return sum(self._cost(each.effect) for each in chosen)
@@ -719,166 +710,3 @@ def cost(flops: int, seconds: float, step_flops: int, objective: Objective) -> f
         objective: which of them.
     """
     return seconds if objective == "time" else flops + _TIE * step_flops * seconds
-
-
-def _of_call(plan: BlockPlan, call: BlockCall) -> BlockPlan:
-    """Return a plan with what it needs to know of the call that it was made for."""
-    return replace(
-        plan,
-        sizes=call.sizes,
-        modules=tuple(call.modules),
-        caller=call.caller,
-        caller_sizes=call.caller_sizes,
-        before=call.before,
-    )
-
-
-def _on_host(effect: Effect) -> str:
-    """Return what a block moves, for the end of a sentence."""
-    if not effect.host_bytes:
-        return ""
-    return f", and {effect.host_bytes} on the host, for which the step waits {effect.wait_s * 1e3:.3g} ms"
-
-
-def block_plan(call: PlannedCall, option: Option) -> BlockPlan:
-    """Return the plan of one block, by addresses and with its reason."""
-    program, decision, effect = call.program, option.decision, option.effect
-
-    def values(storages: Sequence[int]) -> tuple[Value, ...]:
-        return tuple(program.value_of(storage) for storage in sorted(storages))
-
-    saved_bytes = sum(program.nbytes[storage] for storage in program.saved)
-    plain = BlockPlan(
-        fqn=call.fqn,
-        plain=True,
-        operators=program.operators,
-        saved_bytes=saved_bytes,
-        kept_bytes=saved_bytes,
-        why="nothing of it needs to run again",
-    )
-    if decision.is_plain:
-        return plain
-    if decision.is_rerun:
-        return replace(
-            plain,
-            plain=False,
-            rerun=True,
-            recompute=values(list(program.saved)),
-            kept_bytes=0,
-            extra_flops=effect.flops,
-            why=(
-                f"its forward runs again as a whole, without a tape, for {len(program.saved)} saved values; "
-                f"{option.left_bytes} bytes wait for backward"
-            ),
-        )
-    saved_again = [storage for storage in program.saved if storage not in decision.resident]
-    kept_bytes = sum(program.nbytes[storage] for storage in decision.keep)
-    return replace(
-        plain,
-        plain=False,
-        keep=values(list(decision.keep)),
-        offload=values(list(decision.offload)),
-        recompute=values(saved_again),
-        again=values(list(decision.again)),
-        drop=_drops(program, decision.drops),
-        kept_bytes=kept_bytes,
-        offloaded_bytes=effect.host_bytes,
-        extra_flops=effect.flops,
-        why=(
-            f"{len(set(effect.runs))} of {len(program.units)} operators run again for {len(saved_again)} of "
-            f"{len(program.saved)} saved values; {option.left_bytes} bytes wait for backward"
-            f"{_on_host(effect)}"
-        ),
-    )
-
-
-def _drops(program: BlockProgram, drops: frozenset[tuple[int, int]]) -> tuple[Drop, ...]:
-    """Return what is dropped in backward, by address."""
-    after: dict[int, tuple[int, ...]] = {}
-    for storage, number in sorted(drops):
-        after[storage] = (*after.get(storage, ()), number)
-    return tuple(Drop(*program.value_of(storage), numbers) for storage, numbers in after.items())
-
-
-def chained_plans(calls: Sequence[PlannedCall], chain: PlannedCall, option: Option) -> Iterator[BlockPlan]:
-    """Yield the plans of the blocks of a chain, by addresses and with their reason.
-
-    Args:
-        calls: the calls of its blocks, and maybe others behind them.
-        chain: the call that they are together.
-        option: the decision about it.
-    """
-    program, decision, runs = chain.program, option.decision, Counter(option.effect.runs)
-    first = 0
-    for call in calls:
-        last = first + call.program.operators
-        if last > program.operators:
-            return
-        units = [number for number, unit in enumerate(program.units) if first <= unit.operators[0] < last]
-        made = frozenset(storage for unit in units for storage in program.units[unit].makes)
-
-        def values(storages: frozenset[int], first: int = first) -> tuple[Value, ...]:
-            found = (program.values[storage] for storage in sorted(storages))
-            return tuple(each._replace(operator=each.operator - first) for each in found)
-
-        saved, again = made & program.saved, made & program.saved - decision.keep
-        yield BlockPlan(
-            fqn=call.fqn,
-            chain=calls[0].fqn,
-            operators=call.program.operators,
-            keep=values(made & decision.keep),
-            recompute=values(again),
-            again=values(made & decision.again),
-            drop=tuple(
-                each._replace(operator=each.operator - first)
-                for each in _drops(program, decision.drops)
-                if first <= each.operator < last
-            ),
-            saved_bytes=sum(program.nbytes[storage] for storage in saved),
-            kept_bytes=sum(program.nbytes[storage] for storage in made & decision.keep),
-            extra_flops=sum(runs[unit] * program.units[unit].flops for unit in units),
-            why=(
-                f"in the chain of {chain.fqn}, whose blocks make again what they hand on; "
-                f"{sum(unit in runs for unit in units)} of {len(units)} operators run again for {len(again)} "
-                f"of {len(saved)} saved values"
-            ),
-        )
-        first = last
-
-
-def grouped_plan(
-    call: PlannedCall, keep: frozenset[int], share: Effect, *, group: tuple[str, str]
-) -> BlockPlan:
-    """Return the plan of one block of a group, by addresses and with its reason.
-
-    Args:
-        call: the block's call.
-        keep: what it keeps from the second forward on.
-        share: what it adds to the group.
-        group: FQNs of the first and the last block of the group.
-    """
-    program = call.program
-    used = sorted(keep & (program.saved | {s for unit in share.runs for s in program.units[unit].reads}))
-    again = sorted(program.saved - keep)
-    return BlockPlan(
-        fqn=call.fqn,
-        group=group[0],
-        operators=program.operators,
-        keep=tuple(map(program.value_of, used)),
-        recompute=tuple(map(program.value_of, again)),
-        saved_bytes=sum(program.nbytes[storage] for storage in program.saved),
-        kept_bytes=0,
-        extra_flops=share.flops,
-        why=(
-            f"in the group of {group[0]} to {group[1]}, {_input_of(call, share, group)}; the second forward "
-            f"of the group runs {len(share.second_runs)} of {len(program.units)} operators of this block, "
-            f"and its backward {len(share.runs)} for {len(again)} of {len(program.saved)} saved values"
-        ),
-    )
-
-
-def _input_of(call: PlannedCall, share: Effect, group: tuple[str, str]) -> str:
-    """Return what becomes of the input of a block in a group, for the middle of a sentence."""
-    if call.fqn == group[0]:
-        return "which holds this input alone"
-    return f"which makes this input of {share.linked_bytes} bytes again"

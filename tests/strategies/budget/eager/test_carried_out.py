@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from strategies.budget.planning.block_options import CallOptions
+from strategies.budget.planning.block_plans import block_plan
 from strategies.budget.planning.block_program import planned_call
-from strategies.budget.planning.planner import Planner, block_plan
+from strategies.budget.planning.planner import Planner
 from strategies.budget.planning.simulation import Decision, peak_bytes
 from strategies.regions.host_copies import HostLedger
 from tests.strategies.budget.planning.planning_by_hand import enclose

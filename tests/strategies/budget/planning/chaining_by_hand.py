@@ -9,9 +9,9 @@ from typing import Any
 
 from strategies.budget.plan import BlockPlan, Plan
 from strategies.budget.planning.block_options import CallOptions
+from strategies.budget.planning.block_plans import chained_plans
 from strategies.budget.planning.block_program import BlockProgram, planned_call
 from strategies.budget.planning.chains import chained_call
-from strategies.budget.planning.planner import chained_plans
 from strategies.budget.planning.simulation import PLAIN, Decision, Effect
 from strategies.step.step_graph import StepGraph
 from tests.strategies.budget.planning.grouping_by_hand import RANDOM_STATE_BYTES, plan_by_hand

@@ -10,10 +10,10 @@ import torch
 
 from strategies.budget.plan import BlockPlan, Plan
 from strategies.budget.planning.block_options import CallOptions
+from strategies.budget.planning.block_plans import grouped_plan
 from strategies.budget.planning.block_program import planned_call
 from strategies.budget.planning.group_options import Groups
 from strategies.budget.planning.group_simulation import group_effect
-from strategies.budget.planning.planner import grouped_plan
 from strategies.budget.planning.simulation import PLAIN, Decision, Effect, peak_bytes
 from strategies.step.step_graph import StepGraph
 

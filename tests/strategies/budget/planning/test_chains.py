@@ -104,7 +104,7 @@ def test_what_is_next_to_a_chain_is_never_plain() -> None:
         caller.option(Decision(keep=caller.call.program.saved - {each})) for each in caller.call.program.saved
     ]
     assert any(each.decision.is_plain for each in caller.refined(near, set()))
-    chosen = [Chosen(start=0, option=each, effect=each.effect, chain=caller.call) for each in near]
+    chosen = [Chosen(start=0, option=each, effect=each.effect, span=0) for each in near]
     planner._extend(stages, spans, chosen, defaultdict(set))
     chains = [span for span in spans if isinstance(span, Chained)]
     assert chains

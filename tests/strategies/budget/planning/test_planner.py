@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -124,6 +125,13 @@ def test_values_are_dropped_in_backward_where_that_makes_a_plan_cheaper(
         assert torch.equal(parameter.grad, other.grad)
     monkeypatch.setattr("strategies.budget.planning.planner._IN_VAIN", 0)
     assert found.plan(plan.budget_bytes).extra_flops > plan.extra_flops
+
+
+def test_a_walk_where_all_is_worth_the_same_goes_on() -> None:
+    caller = Planner(captured(Gated(), torch.randn(4, 16, WIDTH)))._callers[1]
+    options = caller.all()
+    found = caller.walked(options, lambda _: 0.0, random.Random(0))  # worth nothing: it has no warmth
+    assert len({each.decision for each in found} - {each.decision for each in options}) > 1
 
 
 def test_a_drop_that_no_request_follows_is_no_decision() -> None:

@@ -15,8 +15,9 @@ from torch.utils.checkpoint import checkpoint
 from strategies.budget.eager.carrying_out import enclose
 from strategies.budget.plan import Plan
 from strategies.budget.planning.block_options import CallOptions
+from strategies.budget.planning.block_plans import block_plan
 from strategies.budget.planning.block_program import planned_call
-from strategies.budget.planning.planner import Objective, Planner, block_plan
+from strategies.budget.planning.planner import Objective, Planner
 from strategies.budget.planning.rerun import rerun_of
 from strategies.budget.planning.simulation import PLAIN, RERUN, Decision
 from strategies.regions.blocks import ModelModules

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from strategies.budget.eager.planned_block import PlannedBlock, PlannedModule
 from strategies.budget.planning.block_options import CallOptions
+from strategies.budget.planning.block_plans import block_plan
 from strategies.budget.planning.block_program import PlannedCall, planned_call
-from strategies.budget.planning.planner import block_plan
 from strategies.budget.planning.simulation import PLAIN, Decision, Schedule, peak_bytes
 from strategies.estimate.flops import flops_of
 from strategies.regions.host_copies import HostLedger
