@@ -57,7 +57,8 @@ from strategies.text_files import read_text, write_text
 _WORDS = {"again": "recompute for each reader", "drop": "drop in backward"}
 FORMAT = "acbench budget plan 12"
 _INPUT = -1
-FATES = ("keep", "offload", "recompute", "again", "drop")
+_OF_VALUES = ("keep", "offload", "recompute", "again")
+FATES = (*_OF_VALUES, "drop")
 
 
 class Value(NamedTuple):
@@ -422,7 +423,7 @@ def _described(fqns: Sequence[str], block: BlockPlan) -> str:
 
 
 def _block(held: Mapping[str, Any]) -> BlockPlan:
-    values: dict[str, Any] = {name: tuple(Value(*each) for each in held[name]) for name in FATES[:-1]}
+    values: dict[str, Any] = {name: tuple(Value(*each) for each in held[name]) for name in _OF_VALUES}
     values["drop"] = tuple(
         Drop(operator, result, name, tuple(after)) for operator, result, name, after in held["drop"]
     )
@@ -474,7 +475,7 @@ def _unsound_block(block: BlockPlan) -> Iterator[str]:
     ):
         yield "it has operators of a caller before its own, or neither"
     fates: dict[Value, str] = {}
-    for fate in FATES[:-1]:
+    for fate in _OF_VALUES:
         for value in getattr(block, fate):
             is_known = _is_count(value.result) and type(value.operator) is int
             if not (is_known and _INPUT <= value.operator < max(block.operators, 1)):

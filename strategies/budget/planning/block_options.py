@@ -41,9 +41,9 @@ _FEWEST_TRIED, _MOST_SIMULATED = 64, 20_000
 
 _STEPS, _FEWEST_STEPS = 60, 16
 _BEGINNINGS = 8
-_WARMTH = 0.03
-"""Steps of a walk through decisions, the options of which it begins with one, and the share of what is to be
-least by which a first step may get worse."""
+_WARMTH, _COLD = 0.03, 1e-9
+"""Steps of a walk through decisions, the options of which it begins with one, the share of what is to be
+least by which a first step may get worse, and by how much where that is nothing."""
 
 _SMALLEST_MOVED = 0.02
 """Bytes of a storage that is worth a copy, as a share of the largest of the block."""
@@ -275,7 +275,7 @@ class CallOptions:
             fates = chance.choice(chance.choice(ways))
             if fates not in known:
                 known[fates] = self.option(self._decided(fates))
-            found, cooler = worth(known[fates]), warmth * (1 - step / steps) ** 2
+            found, cooler = worth(known[fates]), max(warmth * (1 - step / steps) ** 2, _COLD)
             if found < value or chance.random() < exp((value - found) / cooler):
                 now, value = known[fates], found
                 ways = self._ways(now)
@@ -300,12 +300,10 @@ class CallOptions:
 
     def _with_drops(self, option: Option) -> Iterable[Fates]:
         """Yield the decisions that drop one storage more or less between requests that need it."""
-        program, fates = self.call.program, Fates.of(self.call.program, option.decision)
+        fates = Fates.of(self.call.program, option.decision)
+        may_drop = self.call.program.droppable - option.decision.again - option.decision.offload
         for storage, count in Schedule.of(self.call, option.decision).uses().items():
-            if (
-                storage in program.droppable
-                and storage not in option.decision.again | option.decision.offload
-            ):
+            if storage in may_drop:
                 for number in range(1, count):
                     yield fates._replace(drops=fates.drops ^ {(storage, number)})
 

@@ -68,6 +68,8 @@ def prices(parts: Sequence[Columns], between: Sequence[int], budget_bytes: int) 
         A_eq=np.column_stack([number == here, np.zeros(len(parts))]),
         b_eq=np.ones(len(parts)),
     )
+    if found.status:  # the solver has failed: a programme with excess has a solution
+        return [Price(0.0, 0.0)] * len(parts)
     worth = -found.ineqlin.marginals * unit_cost / budget_bytes
     at_run, at_wait = np.split(worth, 2)
     return [

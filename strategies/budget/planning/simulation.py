@@ -344,10 +344,8 @@ class Schedule:
     def _end_copies(self, copied: int, dropped: Mapping[int, int]) -> None:
         """Find until when each copy of what is dropped is held: by the units of a request, or by a node."""
         call, runs, nothing = self.call, self.call.program.runs, self.call.program.runs.nothing
-        unused = (-1, -1)
-        copies = dict.fromkeys(
-            runs.storages_in(copied), unused
-        )  # last request that reads it, and last moment
+        unused = (-1, -1)  # the last request that reads a copy, and the last moment of a node that has it
+        copies = dict.fromkeys(runs.storages_in(copied), unused)
         ended: list[tuple[int, tuple[int, int]]] = []
         for index, storage, bit in call.program.asked_inside:
             for each in runs.storages_in(self.requests.get(index, nothing).reads & copied):

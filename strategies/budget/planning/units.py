@@ -82,12 +82,6 @@ class Run:
         self.makes = reduce(or_, (runs.makes[unit] for unit in units), 0)
         self._known: dict[tuple[int, ...], tuple[int, int]] = {}
 
-    def makes_of(self, units: int) -> int:
-        """Return what some of the units make, both as bits."""
-        if units == self.bits:
-            return self.makes
-        return reduce(or_, map(self._runs.makes.__getitem__, _places(units)), 0)
-
     def bytes_meanwhile(
         self, superfluous: int, freed: int, fetched: int, stashed: int, random_state_bytes: int
     ) -> tuple[int, int]:
