@@ -77,7 +77,7 @@ def value(text: str) -> Any:
 
 def proof(factory: str, options: list[str]) -> tuple[bool, str]:
     """Return whether the file holds on the device at hand, for what a factory makes, and how it shows."""
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     module, _, function = factory.partition(":")
     given = {name: value(text) for name, text in (each.split("=", 1) for each in options if "=" in each)}
     make = partial(getattr(import_module(module), function), **given)

@@ -361,6 +361,19 @@ def test_the_proof(
     assert (capsys.readouterr().out, ended.value.code) == (f"{said}\n", status)
 
 
+def test_a_torch_for_an_accelerator_that_is_not_there_proves_on_the_cpu(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def accelerator(*, check_available: bool = False) -> torch.device | None:
+        return None if check_available else torch.device("cuda")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", accelerator)
+    with pytest.raises(SystemExit) as ended:
+        loaded(FILES["full"]())["main"]("--check", "tests.strategies.toys:toy")
+    assert ended.value.code is None
+    assert "equal in all bits on cpu" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "words", [(), ("--chek", "m:f"), ("--check", "m:f", "--steps"), ("--check", "m:f", "n")]
 )
