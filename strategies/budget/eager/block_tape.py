@@ -291,14 +291,16 @@ class BlockTape(OrderedMode):
         written = self._written(facts, args, kwargs) if facts.writes else []
         is_held = self._is_held(facts, written)
         noted = _aliases if facts.is_collective else _itself
-        readings = ([], {}) if is_held else map(self._read, noted((args, kwargs)))
+        forgoes = all(home.address is None for home in written) and facts.forgoes(args, kwargs)
+        again = facts.without_writes(args, kwargs) if forgoes else (args, kwargs)
+        readings = ([], {}) if is_held else map(self._read, noted(again))
         operator = TapedOperator(self._count, facts.name, func, *readings)
         operator.is_collective = facts.is_collective
         self._count += 1
         if facts.draws(args, kwargs) and not is_held:
             operator.stash = stashed(drawn_from(args, kwargs))
         for home in written:
-            self._write(None if is_held else operator, facts, home, written)
+            self._write(None if is_held or forgoes else operator, facts, home, written)
         is_watched = facts.is_untagged and not is_held and self._fakes is None
         watch = DrawWatch(each.device for each in tensors_in((args, kwargs))) if is_watched else None
         result = func(*args, **kwargs)

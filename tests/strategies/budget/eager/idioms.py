@@ -7,6 +7,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -298,6 +299,14 @@ def channels_first(module: Any, h: Tensor) -> Tensor:
     return outputs
 
 
+def used(norm: nn.BatchNorm1d, h: Tensor) -> Tensor:
+    return functional.batch_norm(h, norm.running_mean, norm.running_var)
+
+
+def batch_norm_anew(h: Tensor) -> Tensor:
+    return functional.batch_norm(h, torch.zeros(WIDE), torch.ones(WIDE), training=True)
+
+
 def only(name: str, make: Callable[[], Any]) -> Parts:
     return lambda: {name: make()}
 
@@ -366,6 +375,30 @@ BETWEEN: dict[str, tuple[Between, Parts]] = {
     "batch norm, units in place": (
         lambda b, h: flat(b.norm, h).relu_(),
         only("norm", lambda: nn.BatchNorm1d(WIDE)),
+    ),
+    "batch norm twice": (
+        lambda b, h: flat(b.norm, flat(b.norm, h).relu_()).tanh(),
+        only("norm", lambda: nn.BatchNorm1d(WIDE)),
+    ),
+    "batch norm that does not train": (
+        lambda b, h: flat(b.norm, h).relu(),
+        only("norm", lambda: nn.BatchNorm1d(WIDE).eval()),
+    ),
+    "batch norm, its statistics read before": (
+        lambda b, h: flat(b.norm, (h - b.norm.running_mean).exp()),
+        only("norm", lambda: nn.BatchNorm1d(WIDE)),
+    ),
+    "batch norm, its statistics used before": (
+        lambda b, h: flat(b.norm, flat(partial(used, b.norm), h).exp()),
+        only("norm", lambda: nn.BatchNorm1d(WIDE)),
+    ),
+    "batch norm of statistics of its own": (
+        lambda _, h: flat(batch_norm_anew, h).relu(),
+        dict,
+    ),
+    "instance norm with statistics": (
+        lambda b, h: channels_first(b.norm, h).relu(),
+        only("norm", lambda: nn.InstanceNorm1d(WIDE, affine=True, track_running_stats=True)),
     ),
     "group norm": (lambda b, h: channels_first(b.norm, h), only("norm", lambda: nn.GroupNorm(4, WIDE))),
     "root mean square norm": (lambda b, h: b.norm(h), only("norm", lambda: nn.RMSNorm(WIDE))),

@@ -29,6 +29,7 @@ from tests.strategies.budget.small_steps import (
     Gated,
     GatedBlock,
     measured_peak_bytes,
+    normed,
     step_of,
 )
 from tests.strategies.step.test_plan_capture import captured
@@ -204,6 +205,35 @@ def test_what_may_not_run_again_never_does(name: str) -> None:
     plan = careful.plan(careful.minimum_feasible_bytes)
     again = {value.name for block in plan.blocks for value in block.recompute}
     assert ("aten.addmm.default" in again, name in again) == (True, False)
+
+
+NORMS = {
+    "that trains": (lambda: nn.BatchNorm1d(WIDTH), torch.float32, True),
+    "without weights": (lambda: nn.BatchNorm1d(WIDTH, affine=False), torch.float32, True),
+    "without statistics": (
+        lambda: nn.BatchNorm1d(WIDTH, track_running_stats=False),
+        torch.float32,
+        True,
+    ),
+    "that does not train": (lambda: nn.BatchNorm1d(WIDTH).eval(), torch.float32, True),
+    "whose statistics alone are float32": (
+        lambda: nn.BatchNorm1d(WIDTH, affine=False),
+        torch.bfloat16,
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize(("norm", "dtype", "runs_again"), NORMS.values(), ids=NORMS)
+def test_a_batch_norm_runs_again_where_it_gives_the_same(
+    norm: Callable[[], nn.BatchNorm1d], dtype: torch.dtype, runs_again: bool
+) -> None:
+    model = normed(norm)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16, cache_enabled=False):
+        planner = Planner(captured(model, torch.randn(8, 32, WIDTH)))
+    plan = planner.plan(planner.minimum_feasible_bytes)
+    again = {value.name for block in plan.blocks for value in block.recompute}
+    assert ("aten.native_batch_norm.default" in again) == runs_again
 
 
 def test_a_plan_says_what_is_kept_and_what_runs_again() -> None:
