@@ -107,7 +107,8 @@ def capture(
         run_step()
         gradients = watch.numbers([each for module in every.values() for each in gradients_of(module)])
     if not watch.calls:
-        raise StrategyError("ac.layers_fqn", f"no block ran in the step; blocks are {', '.join(blocks)}")
+        problem = f"no block ran in the step; blocks are {', '.join(blocks)}"
+        raise StrategyError("ac.layers_fqn", f"{problem}; name modules that the model calls")
     return watch.graph(frozenset(gradients))
 
 
