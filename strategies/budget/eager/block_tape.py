@@ -50,10 +50,11 @@ class StorageHome:
         tickets: what the graph holds for tensors on it.
     """
 
-    __slots__ = ("_identity", "address", "latest", "tensors", "tickets")
+    __slots__ = ("_copies", "_identity", "address", "latest", "tensors", "tickets")
 
     def __init__(self, tensor: Tensor, dense: Tensor, latest: Content, address: Address | None) -> None:
         self._identity: StorageWeakRef | None = None
+        self._copies: list[StorageWeakRef] = []
         self.address, self.latest = address, latest
         self.tensors: list[Tensor] = [tensor]
         self.tickets: list[weakref.ref[SliceTicket]] = []
@@ -63,6 +64,10 @@ class StorageHome:
         """Hold no memory; no other storage gets the address of this one."""
         self._identity = StorageWeakRef(dense.untyped_storage())
         self.tensors, self.latest.memory = [], None
+
+    def also_on(self, copy: Tensor) -> None:
+        """Take note of a storage with the same content: no other one gets its address, either."""
+        self._copies.append(StorageWeakRef(copy.untyped_storage()))
 
     def is_dead(self) -> bool:
         """Say whether nobody has its memory, which it does not hold: nothing reads it any more."""
@@ -425,7 +430,7 @@ class BlockTape(OrderedMode):
             home.update_tickets()
         self._written_homes = []
         fates, homes = self._fates, []
-        for home in self._homes.values():
+        for home in dict.fromkeys(self._homes.values()):  # one may be known by several storages
             if home.address in fates.stays:
                 home.latest.maker = None  # nothing makes it again
             elif home.address is not None and home.address not in fates.held:
@@ -504,8 +509,9 @@ class BlockTape(OrderedMode):
         """Know a value that forward itself asks for by its home, also where it was made again."""
         dense = dense_of(tensor)
         home = next((each for each in self._homes.values() if each.latest is content), None)
-        if dense is not None and home is not None:
-            self._homes.setdefault(key_of(dense), home)
+        if dense is not None and home is not None and key_of(dense) not in self._homes:
+            self._homes[key_of(dense)] = home
+            home.also_on(dense)
 
     def _written(
         self, facts: OperatorFacts, args: Sequence[Any], kwargs: Mapping[str, Any]
