@@ -23,6 +23,7 @@ from strategies.budget.planning.simulation import Decision, Schedule
 from strategies.regions.blocks import ModelModules
 from strategies.step.step_graph import StepGraph
 from tests.strategies.budget.planning.test_enumeration import Blocks, Residual, linear
+from tests.strategies.budget.planning.test_simulation import SortedBlock
 from tests.strategies.budget.small_steps import (
     WIDTH,
     Attending,
@@ -144,6 +145,14 @@ def test_a_drop_that_no_request_follows_is_no_decision() -> None:
     for number in range(1, uses[storage] + 2):
         decision = caller._decided(fates._replace(drops=frozenset({(storage, number)})))
         assert decision.drops == ({(storage, number)} if number < uses[storage] else frozenset())
+
+
+def test_a_drop_that_no_request_follows_without_another_one_is_no_decision() -> None:
+    caller = Planner(captured(SortedBlock(), torch.randn(64, WIDTH)))._callers[0]
+    doubled, order = 0, 2  # the order is there by the way, if it is not dropped after its last request
+    fates = Fates(0, 0, 0, frozenset({(doubled, 1), (order, 1)}))
+    assert Schedule.of(caller.call, fates.decided(caller.call.program)).uses()[doubled] == 2
+    assert caller._decided(fates) == Decision()
 
 
 def test_what_is_made_anew_takes_along_what_only_it_is_made_of() -> None:
