@@ -293,8 +293,14 @@ class CallOptions:
         """Return the decision without drops that no request follows: operands would wait for these.
 
         Without them others may have fewer requests: what the same operators make is there again by the way.
+        What dropped values are made of, and no operator may make again, is kept.
         """
-        decision = fates.decided(self.call.program)
+        program = self.call.program
+        if fates.drops:
+            dropped = program.runs.bits_of({storage for storage, _ in fates.drops})
+            operands = program.completed_bits(fates.keep & ~dropped, fates.moved)
+            fates = fates._replace(keep=fates.keep | operands, again=fates.again & ~operands)
+        decision = fates.decided(program)
         while decision.drops:
             uses = Schedule.of(self.call, decision).uses()
             useful = frozenset(each for each in decision.drops if each[1] < uses[each[0]])

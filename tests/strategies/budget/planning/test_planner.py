@@ -155,6 +155,22 @@ def test_a_drop_that_no_request_follows_without_another_one_is_no_decision() -> 
     assert caller._decided(fates) == Decision()
 
 
+def test_a_drop_runs_nothing_again_that_may_not_run_again() -> None:
+    block = nn.Sequential(
+        Residual(nn.Sequential(linear(16, 16), nn.BatchNorm1d(16))), nn.GELU(), linear(16, 16)
+    )
+    caller = Planner(captured(Blocks([block]), torch.randn(64, 16)))._callers[0]
+    program = caller.call.program
+    maker, total = next((u, u.makes[0]) for u in program.units if u.name == "aten.add.Tensor")
+    assert total in program.droppable
+    fates = Fates.of(program, Decision(keep=program.completed(frozenset({total}))))
+    assert not fates.keep & program.runs.bits_of(maker.reads), "who keeps it, needs no operand of it"
+    decision = caller._decided(fates._replace(drops=frozenset({(total, 1)})))
+    assert decision.drops
+    runs = Schedule.of(caller.call, decision).requests.values()
+    assert all(program.units[unit].is_repeatable for run in runs for unit in run.units)
+
+
 def test_what_is_made_anew_takes_along_what_only_it_is_made_of() -> None:
     block = nn.Sequential(Residual(linear(16, 16)), nn.GELU(), linear(16, 16))
     caller = Planner(captured(Blocks([block]), torch.randn(256, 16)))._callers[0]
