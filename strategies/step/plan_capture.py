@@ -657,7 +657,9 @@ class _Watch(StepRecorder):
                         own[place].is_repeatable = False
 
     def _join(self, before: Before) -> None:
-        """Let what the first block's inputs are made of belong to its call."""
+        """Let what the first block's inputs are made of belong to its call, if that is its only one."""
+        if sum(call.fqn == self.calls[0].fqn for call in self.calls) > 1:  # no other call has it
+            return
         asked = {each.storage for each in self._savings if each.call == 0 and each.asked}
         found = joined(before, self.calls[0], self._operators, asked)
         if found:

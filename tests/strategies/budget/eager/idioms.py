@@ -644,16 +644,38 @@ class WrittenOutputs(Plain):
         return x
 
 
-class Skips(Plain):
-    """Calls one block never, and one twice."""
+class InOrder(Model):
+    """Calls its blocks by number."""
 
-    def __init__(self) -> None:
-        super().__init__(blocks=3)
+    def __init__(self, *numbers: int, between: Between = saving, parts: Parts = dict) -> None:
+        super().__init__(lambda: Block(between, parts), blocks=3)
+        self.numbers = numbers
 
     def through(self, x: Tensor) -> Tensor:
-        for number in (0, 2, 2):
+        for number in self.numbers:
             x = self.layers[number](x)
         return x
+
+
+class Turned(Plain):
+    """Calls a block for rows, and for columns."""
+
+    def through(self, x: Tensor) -> Tensor:
+        first, second = self.layers
+        outputs: Tensor = first(second(first(x)).transpose(0, 1).contiguous())
+        return outputs.transpose(0, 1)
+
+
+class Siamese(Plain):
+    """Compares what its blocks make of two inputs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) - super().forward(x.flip(0))
+
+
+def normed(block: Any, h: Tensor) -> Tensor:
+    outputs: Tensor = functional.dropout(flat(block.norm, h).relu_(), 0.1)
+    return outputs
 
 
 class Teacher(Plain):
@@ -854,7 +876,14 @@ MODELS: dict[str, Callable[[], Model]] = {
     "bfloat16": Half,
     "autocast around the model": Autocast,
     "outputs written in place by the model": WrittenOutputs,
-    "a block that is not called, and one called twice": Skips,
+    "a block that is not called, and one called twice": lambda: InOrder(0, 2, 2),
+    "a block called four times": lambda: InOrder(0, 0, 0, 0),
+    "blocks called in turns": lambda: InOrder(0, 1, 2, 0, 1, 2),
+    "blocks with batch norms, called in turns": lambda: InOrder(
+        0, 1, 0, 1, between=normed, parts=only("norm", lambda: nn.BatchNorm1d(WIDE))
+    ),
+    "blocks called for two inputs": Siamese,
+    "a block called for inputs of two shapes": Turned,
     "a forward without gradients before": Teacher,
     "a block in evaluation mode": OneEvaluates,
     "inputs written in place": lambda: Model(
