@@ -530,12 +530,12 @@ class BlockTape(OrderedMode):
         return list(found.values())
 
     def _is_held(self, facts: OperatorFacts, written: Iterable[StorageHome]) -> bool:
-        """Say whether all that the operator that runs now makes or writes to is kept or waits on the host."""
+        """Say whether all that the operator that runs now makes or writes to is there: nothing asks for it."""
         stays = self._fates.stays
         for result in range(facts.makes):
             if (self._count, result) not in stays:
                 return False
-        return not facts.makes_list and all(home.address in stays for home in written)
+        return not facts.makes_list and all(map(self._stays, written))
 
     def _has_inner(self, written: Iterable[StorageHome]) -> bool:
         """Say whether one of the storages is made again where it is needed."""

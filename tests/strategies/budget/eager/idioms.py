@@ -376,6 +376,10 @@ BETWEEN: dict[str, tuple[Between, Parts]] = {
         lambda b, h: flat(b.norm, h).relu_(),
         only("norm", lambda: nn.BatchNorm1d(WIDE)),
     ),
+    "batch norm that watches a value, which is written to afterwards": (
+        lambda b, h: (flat(b.norm, h.detach()), h.relu_(), h.detach().repeat(1, 1, 16))[1],
+        only("norm", lambda: nn.BatchNorm1d(WIDE, affine=False)),
+    ),
     "batch norm twice": (
         lambda b, h: flat(b.norm, flat(b.norm, h).relu_()).tanh(),
         only("norm", lambda: nn.BatchNorm1d(WIDE)),
