@@ -530,7 +530,7 @@ class BlockTape(OrderedMode):
         return list(found.values())
 
     def _is_held(self, facts: OperatorFacts, written: Iterable[StorageHome]) -> bool:
-        """Say whether all that the operator that runs now makes or writes to is there: nothing asks for it."""
+        """Say whether what the operator that runs now makes and writes to is there: nothing asks for it."""
         stays = self._fates.stays
         for result in range(facts.makes):
             if (self._count, result) not in stays:
