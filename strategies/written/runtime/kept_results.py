@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from strategies.written.runtime.called_again import called_again
+from strategies.written.runtime.called_again import called_again, storages
 from strategies.written.runtime.found_blocks import NAME, found
 
 RULES: list[tuple[list[str], list[str], list[str]]] = []
@@ -50,15 +50,6 @@ def arguments(op: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
-def storages(values: Any) -> set[int]:
-    """Return the identities of what tensors stand on."""
-    tensors = [
-        getattr(each, "_local_tensor", each) for each in tree_leaves(values) if isinstance(each, Tensor)
-    ]
-    strided = (each for each in tensors if each.layout is torch.strided and not each.is_nested)
-    return {each.untyped_storage()._cdata for each in strided}
-
-
 class Rules(TorchDispatchMode):
     """Keeps in forward the results that rules name, and gives them back when the block runs again."""
 
@@ -91,6 +82,16 @@ class Rules(TorchDispatchMode):
         """Take note that a module of the block begins to run."""
         self.stack.append(f"{name}@{self.calls[name]}" if self.calls[name] else name)
         self.calls[name] += 1
+
+    def entered(self, name: str, *_: Any) -> None:
+        """Take note of it, unless another thread runs the module, which meets the same hooks."""
+        if running.mode is self:
+            self.enter(name)
+
+    def left(self, *_: Any) -> None:
+        """Take note that it has returned."""
+        if running.mode is self:
+            self.stack.pop()
 
     def rule(self, op: Any) -> str | None:
         """Return the name of a call: module, family and, from the second on, its number."""
@@ -171,8 +172,8 @@ def forward(block: nn.Module, fqn: str, keep: frozenset[str], *args: Any, **kwar
     def run(*args: Any, **kwargs: Any) -> Any:
         with ExitStack() as hooks:
             for name, module in [*block.named_modules()][1:]:
-                entered = module.register_forward_pre_hook(lambda *_, n=name: running.mode.enter(n))
-                left = module.register_forward_hook(lambda *_: running.mode.stack.pop() and None)
+                entered = module.register_forward_pre_hook(partial(running.mode.entered, name))
+                left = module.register_forward_hook(running.mode.left)
                 hooks.callback(entered.remove)
                 hooks.callback(left.remove)
             return own(*args, **kwargs)

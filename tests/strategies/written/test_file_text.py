@@ -7,9 +7,10 @@ import math
 import pickle
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -154,6 +155,100 @@ def test_a_backward_after_an_optimizer_step_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError) as refused:
         late.backward()
     assert str(refused.value) == OTHER_PARAMETERS
+
+
+class Reads(nn.Module):
+    """A linear with what it reads besides, of which one tensor is read by nobody."""
+
+    table: Tensor
+    unread: Tensor
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.attribute, self.listed = torch.zeros(4), [torch.zeros(4)]
+        for name in ("table", "unread", "count"):
+            self.register_buffer(name, torch.zeros(4))
+
+    def forward(self, x: Tensor, given: tuple[Tensor, ...]) -> Tensor:
+        """Return gelu(linear(x) + what it reads), and count."""
+        self.count.add_(1)
+        read = self.table + self.attribute + self.listed[0] + given[0]
+        return nn.functional.gelu(self.linear(x) + read)
+
+
+class CallsReads(nn.Module):
+    """One of them, and what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers, self.given = nn.ModuleList([Reads()]), (torch.zeros(4),)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what it returns."""
+        called: Tensor = self.layers[0](x, self.given)
+        return called
+
+
+READ: dict[str, tuple[bool, Callable[[Any, Any], Tensor]]] = {
+    "a buffer": (True, lambda block, _: block.table),
+    "an attribute": (True, lambda block, _: block.attribute),
+    "a list": (True, lambda block, _: block.listed[0]),
+    "a tuple of the arguments": (True, lambda _, model: model.given[0]),
+    "a buffer that is not read": (False, lambda block, _: block.unread),
+    "what forward writes to": (False, lambda block, _: block.count),
+}
+AGAIN = {
+    "full": lambda: recomputing_file(["layers.0"], title="T."),
+    "rules": lambda: rules_file({"layers.0": BlockRules(keep=("linear:linear",))}, title="T."),
+}
+
+
+@pytest.mark.parametrize("text", AGAIN.values(), ids=AGAIN)
+@pytest.mark.parametrize(("is_read", "tensor"), READ.values(), ids=READ)
+def test_what_is_written_to_before_backward_is_refused_where_it_is_read(
+    *, is_read: bool, tensor: Callable[[Any, Any], Tensor], text: Callable[[], str]
+) -> None:
+    gradients: list[list[Tensor | None]] = []
+    for change in (lambda each: each, loaded(text())["apply"]):
+        model = change(CallsReads())
+        x = torch.linspace(-1, 1, 8).view(2, 4).requires_grad_()
+        loss = model(x).square().sum()
+        tensor(model.get_submodule("layers.0"), model).add_(1.0)
+        if is_read and gradients:
+            with pytest.raises(RuntimeError) as refused:
+                loss.backward()
+            assert str(refused.value) == (
+                "apply_ac: a Reads reads in backward what was written to since forward; "
+                "write to it after backward, or to a copy"
+            )
+            return
+        loss.backward()
+        gradients.append([x.grad, *(each.grad for each in model.parameters())])
+    assert all(map(torch.equal, *gradients))
+
+
+def test_a_forward_of_another_thread_in_between_changes_no_names() -> None:
+    """Hooks of a forward stand on the modules, where that of another thread meets them, too."""
+    gradients, outputs = [], list[Tensor]()
+
+    def run_another(model: nn.Module, *_: object) -> None:
+        if not outputs:
+            outputs.append(torch.zeros(()))
+            thread = Thread(target=lambda: outputs.append(model(TOKENS)))
+            thread.start()
+            thread.join()
+
+    for change in (lambda each: each, loaded(rules_file(rules_for(_operators(), 9000), title="T."))["apply"]):
+        model = change(toy())
+        model.eval()
+        model.get_submodule("layers.1.up").register_forward_pre_hook(partial(run_another, model))
+        (model(TOKENS).square().sum() + outputs[1].sum()).backward()
+        gradients.append([each.grad for each in model.parameters()])
+        outputs.clear()
+    assert all(map(torch.equal, *gradients))
 
 
 class AddsParameter(nn.Linear):
@@ -339,7 +434,7 @@ def test_equal_blocks_share_a_row() -> None:
             id="an argument that the factory does not take",
         ),
         pytest.param(
-            lambda: FILES["full"]().replace("return body(block, *given", "return 1.01 * body(block, *given"),
+            lambda: FILES["full"]().replace("result = body(block", "result = 1.01 * body(block"),
             "tests.strategies.toys:toy",
             [],
             1,
