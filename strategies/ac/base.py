@@ -38,8 +38,8 @@ _WRITTEN = {
 }
 """What written files do, by option."""
 
-RegionMaker: TypeAlias = "Callable[[], Region]"
-"""Makes the region of one module of a model."""
+RegionMaker: TypeAlias = "Callable[[str], Region]"
+"""Makes the region of one module of a model, by its FQN."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,8 +75,8 @@ class ActivationCheckpointing(Strategy):
         region.refuse_own_forward(chosen)
         self._check_blocks(model, chosen)
         make = self._region_maker()
-        for block in chosen.values():
-            region.enclose(block, make())
+        for fqn, block in chosen.items():
+            region.enclose(block, make(fqn))
         return model
 
     def view(
@@ -114,7 +114,7 @@ class ActivationCheckpointing(Strategy):
                 this and refuses always: one region leaves it no choice.
         """
         region.refuse_enclosed(model)
-        return region.RegionCallSite(model, self._region_maker()())
+        return region.RegionCallSite(model, self._region_maker()(""))
 
     def observe(self, model: nn.Module) -> Observation:
         """Return what the regions of `model` showed: bytes of the latest step, operators of all steps."""
@@ -224,7 +224,7 @@ class Recomputing(ActivationCheckpointing):
         save_list, ledger = self._save_list(), offloading.HostLedger()
         latest_states = generators.LatestStates()
 
-        def make() -> Region:
+        def make(fqn: str) -> Region:
             """Return a region: recomputation, inside of offloading where that is asked for."""
             inner = recomputation.Recomputation(
                 preserve_rng_state=self.preserve_rng_state,
@@ -234,6 +234,7 @@ class Recomputing(ActivationCheckpointing):
                 within=self._within(),
                 split_backward=self.split_backward,
                 rewind=rewind.Rewind(generators=latest_states) if self.rewind else None,
+                fqn=fqn,
             )
             if not self.offload:
                 return inner

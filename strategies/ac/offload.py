@@ -114,4 +114,4 @@ class Offload(ActivationCheckpointing):
 
     def _region_maker(self) -> RegionMaker:
         ledger = offloading.HostLedger(self.fetch_ahead)
-        return lambda: offloading.Offloading(ledger=ledger, least_bytes=self.least_bytes)
+        return lambda _: offloading.Offloading(ledger=ledger, least_bytes=self.least_bytes)

@@ -124,7 +124,7 @@ class TorchRemat(ActivationCheckpointing):
 
     def _region_maker(self) -> RegionMaker:
         remat = _remat()
-        return lambda: remat.Remat(preserve_rng_state=self.preserve_rng_state)
+        return lambda fqn: remat.Remat(preserve_rng_state=self.preserve_rng_state, fqn=fqn)
 
 
 def _remat() -> ModuleType:

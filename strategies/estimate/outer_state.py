@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import CellType, FunctionType
+from itertools import chain
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any, Self
 
-from torch import nn
+from torch import Tensor, nn
 
 from strategies.estimate.anatomy import CONSTANTS, HoldingKind, is_empty, kind_of
 
@@ -141,6 +142,51 @@ def places_of(model: nn.Module) -> tuple[Place, ...]:
 def all_places_of(model: nn.Module) -> tuple[Place, ...]:
     """Return the places of `places_of`, and those of functions that modules hold and that forwards call."""
     return *places_of(model), *_places_of_functions(model)
+
+
+def tensor_places(model: nn.Module) -> tuple[Place, ...]:
+    """Return the places in classes of modules of `model`, and of functions, with tensors or other modules.
+
+    A list, tuple or dictionary there counts if it holds tensors; what `functools.cache` keeps has no place.
+    """
+    functions = [each for each in _functions_of(model) if isinstance(each, FunctionType)]
+    named = (Place(owner, name) for owner in _classes_of(model) for name in vars(owner))
+    places = chain(named, chain.from_iterable(map(_names_in, functions)))
+    own = set(model.modules())
+    found = (each for each in places if not each.name.startswith("__") and _has_tensors(each.get(), own))
+    return tuple({(id(each.owner), each.name): each for each in found}.values())
+
+
+def _names_in(function: FunctionType) -> Iterator[Place]:
+    """Yield the places of globals, variables of closures and default values of a function."""
+    for code in _codes_in(function.__code__):
+        for name in code.co_names:
+            value = function.__globals__.get(name)
+            if isinstance(value, ModuleType):
+                yield from (Place(vars(value), each) for each in code.co_names if each in vars(value))
+            elif value is not None:
+                yield Place(function.__globals__, name)
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if not is_empty(cell):
+            yield Place(cell, name)
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    yield from (Place({"default": each}, "default") for each in defaults)
+
+
+def _codes_in(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of a function, and of functions in it."""
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _codes_in(each)
+
+
+def _has_tensors(value: Any, own: Container[Any]) -> bool:
+    """Say whether a value is or holds a tensor, or is a module that is none of `own`."""
+    if isinstance(value, nn.Module):
+        return value not in own
+    held = value.values() if type(value) is dict else value if type(value) in {list, tuple} else (value,)
+    return any(isinstance(each, Tensor) for each in held)
 
 
 def _classes_of(model: nn.Module) -> list[type]:

@@ -18,8 +18,11 @@ from strategies.base import StrategyError
 from strategies.nested.nested_regions import Path, path_name
 from strategies.nested.offloads import storage_of
 from strategies.nested.tape import Slot
+from strategies.regions.outside_tensors import written_to
 from strategies.regions.rewind import is_lent
 from strategies.regions.saved_tensors import Packed, kept, without_graph
+from strategies.regions.spoilt_values import Past
+from strategies.regions.versions import versions_of
 
 Line: TypeAlias = tuple[str, int]
 """File and number of a line."""
@@ -94,16 +97,30 @@ def readings_of(values: Mapping[Slot, Tensor], region: Path) -> dict[Slot, Calla
 
 @dataclass(frozen=True, slots=True)
 class ParameterReading:
-    """A parameter that forward reads itself: read again from its module, as FSDP exchanges parameters."""
+    """A parameter that forward reads itself: read again from its module, as FSDP exchanges parameters.
+
+    Fields:
+        module, name: where it is.
+        version: identity and version of the parameter that forward read.
+    """
 
     module: nn.Module
     name: str
     fqn: str
+    version: tuple[int, int] = (0, 0)
 
     def __call__(self) -> Tensor:
         """Return the parameter as it is now."""
         tensor: Tensor = getattr(self.module, self.name)
         return tensor
+
+    def past(self) -> list[Past]:
+        """Return the parameter if it was written to since."""
+        tensor, (identity, expected) = self(), self.version
+        if id(tensor) != identity or versions_of((tensor,)) == [expected]:
+            return []
+        name = f"{self.fqn}.{self.name}" if self.fqn else self.name
+        return [Past(tensor, written_to(repr(name), tensor, expected, "the model"))]
 
 
 class Owners:
@@ -127,7 +144,7 @@ class Owners:
                 if isinstance(held, Tensor)
             }
             found = self._known.get(id(tensor))
-        return found
+        return None if found is None else replace(found, version=(id(tensor), versions_of((tensor,))[0]))
 
 
 def line_of_user() -> Line | None:

@@ -15,6 +15,7 @@ from strategies.nested.labels import Labels
 from strategies.nested.nested_regions import Path
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.offload_kinds import OffloadKind
+from strategies.regions.outside_tensors import OutsideTensors
 from strategies.regions.rewind import Rewind, RewoundCall
 
 Regions: TypeAlias = tuple[Path, ...]
@@ -50,6 +51,7 @@ class Nest:
         kept: regions that are not recomputed.
         offload: what of a region waits in host memory, by the region's path.
         rewinds: what was learned of the state of modules.
+        outside: finds what calls of modules read from outside of them.
     """
 
     labels: Labels
@@ -61,7 +63,11 @@ class Nest:
     offload: Mapping[Path, OffloadKind] = field(default_factory=dict)
     ledger: HostLedger = field(default_factory=HostLedger)
     rewinds: Rewinds = field(default_factory=Rewinds)
+    outside: OutsideTensors = field(init=False, compare=False)
     _recomputed: dict[Path, Regions] = field(default_factory=dict, init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "outside", OutsideTensors(is_rewound=self.rewind))
 
     def recomputed(self, path: Path) -> Regions:
         """Return the recomputed regions around a call at `path`."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from torch import Tensor
@@ -17,13 +18,15 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointError
 
 from strategies.generators import State, put
-from strategies.nested.inputs import readings_of
+from strategies.nested.inputs import ParameterReading, readings_of
 from strategies.nested.listening import running_backward
 from strategies.nested.nest_options import Regions
 from strategies.nested.nested_regions import path_name
 from strategies.nested.tape import Call, Following, Slot, read_from_outside, run
 from strategies.nested.tickets import Ticket
+from strategies.regions.outside_tensors import FoundTensors
 from strategies.regions.saved_tensors import without_graph
+from strategies.regions.spoilt_values import SpoiltValues
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -39,6 +42,7 @@ class Region:
         so_far: what returns its calls while its forward runs.
         running: the call of its forward that has not returned.
         is_unfinished: its last call had not returned when it was begun again.
+        spoilt: follows what its inputs have from tensors that were written to since forward.
     """
 
     regions: Regions
@@ -51,6 +55,7 @@ class Region:
     so_far: Callable[[], list[Call]] | None = None
     running: Call | None = None
     is_unfinished: bool = False
+    spoilt: SpoiltValues | None = None
 
     def recompute(self, regions: Regions) -> None:
         """Fill the tickets that lie directly in `regions`, it or one inside.
@@ -108,6 +113,7 @@ class Repetition:
         self._boxes: list[list[Tensor]] = []
         self._expected: Iterator[weakref.ref[Ticket]] = iter(())
         self._following: Following | None = None
+        self._spoilt = region.spoilt
 
     def run(self) -> None:
         """Fill the region's tickets, and hold the tapes of those inside that are needed."""
@@ -115,10 +121,15 @@ class Repetition:
         if region.inputs is None:
             return  # the caller says what is missing
         values = {slot: read() for slot, read in region.inputs.items()}
+        past = [*chain.from_iterable(each.past() for each in self._outside())]
+        if past and self._spoilt is not None:
+            self._spoilt.add(past)
+        elif past:
+            self._spoilt = SpoiltValues(past)
         before = _now(region.generators)
         put(region.generators)
         try:
-            with saved_tensors_hooks(self._pack, _unpacked):
+            with self._spoilt or nullcontext(), saved_tensors_hooks(self._pack, _unpacked):
                 self._run_all(values)
         except _Enough:
             pass
@@ -129,9 +140,16 @@ class Repetition:
 
     def began(self, child: Region) -> None:
         """Take the tape of a region inside."""
+        child.spoilt = self._spoilt
         self.region.children[child.regions] = child
         self._waiting.discard(child.regions)
         self._stop_if_enough()
+
+    def _outside(self) -> Iterator[FoundTensors | ParameterReading]:
+        """Yield what forward has read from outside, without the tensors that the region holds."""
+        yield from (call.found for call in self._calls if call.found is not None)
+        assert self.region.inputs is not None
+        yield from (each for each in self.region.inputs.values() if isinstance(each, ParameterReading))
 
     def _run_all(self, values: dict[Slot, Tensor]) -> None:
         """Run the calls of the region again; those of regions inside fill no tickets of this one."""
@@ -173,7 +191,8 @@ class Repetition:
 
     def _boxed(self, tensor: Tensor) -> list[Tensor]:
         """Hold `tensor` until the call returns, which may differentiate what it does."""
-        box = [without_graph(tensor)]
+        saved = without_graph(tensor)
+        box = [saved if self._spoilt is None else self._spoilt.given(saved)]
         self._boxes.append(box)
         return box
 

@@ -21,6 +21,7 @@ from strategies.nested.nested_regions import Path
 from strategies.nested.structures import put_together, tensors_of
 from strategies.nested.surroundings import Modes
 from strategies.nested.tickets import Ticket
+from strategies.regions.outside_tensors import FoundTensors
 from strategies.regions.own_parameters import identities_of, of_other_parameters, weights_of
 from strategies.regions.rewind import RewoundCall
 
@@ -64,6 +65,7 @@ class Call:
         regions: the recomputed regions around it.
         tickets: for each tensor that autograd saved in it, as long as autograd keeps them.
         module: module whose parameters stay what they are; `None` for a function, or under FSDP.
+        found: the tensors outside of it that a module finds; `None` for a function, or under FSDP.
         differentiates: a backward runs inside of it.
         changes_outside: it changes in place what was made outside of the region.
     """
@@ -83,6 +85,7 @@ class Call:
     tickets: list[weakref.ref[Ticket]] = field(default_factory=list)
     module: nn.Module | None = None
     weights: tuple[int, ...] = ()
+    found: FoundTensors | None = None
     differentiates: bool = False
     changes_outside: bool = False
 

@@ -168,6 +168,8 @@ class TapeWriter(Listener):
         versions = [version(weight) for weight in weights]
         call.module = None if self._is_sharded else target.module
         call.weights = identities_of(weights)
+        if self._regions.is_taped() and not self._is_sharded:
+            call.found = self._nest.outside.found_by(target.module, (), target.fqn)
         self._running = call
         self._regions.run(call)
         try:
@@ -178,6 +180,8 @@ class TapeWriter(Listener):
             self._regions.run(None)
         if call.rewound is not None:
             call.rewound.end()
+        if call.found is not None:
+            call.found.end()
         call.changes_outside = versions != [version(weight) for weight in weights]
         self._end(call, before, result)
         self._note_drawn()

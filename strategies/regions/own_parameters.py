@@ -55,12 +55,13 @@ def with_own_parameters(module: nn.Module, body: Callable[..., Any]) -> Callable
         now = identities_of(weights_of(module))
         if found is None:
             found = now
-        elif now != found and not any(map(_is_unit, all_modules(module))):
+        elif now != found and not any(map(is_unit, all_modules(module))):
             raise of_other_parameters(f"a {plain_class(module).__name__}")
         return body(*args, **kwargs)
 
     return run
 
 
-def _is_unit(module: nn.Module) -> bool:
+def is_unit(module: nn.Module) -> bool:
+    """Say whether FSDP exchanges the parameters of `module`."""
     return isinstance(module, FSDPModule | FullyShardedDataParallel)

@@ -33,7 +33,7 @@ def selective_contexts(
         within: says which entries count where forward is; `None` lets all count.
     """
     choice = _Choice(save_list, fired, within)
-    if not _is_traced():
+    if not is_traced():
         results, operators = KeptResults(), save_list.operators
         return Keeping(results, operators, choice.keeps), Returning(results, operators)
     forward, recompute = create_selective_checkpoint_contexts(choice.policy)
@@ -73,7 +73,7 @@ class _Choice:
         return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _is_traced() -> bool:
+def is_traced() -> bool:
     """Say if a compiler records the region; it keeps the states of random operators in the graph itself."""
     proxies = torch._C._TorchDispatchModeKey.PROXY  # noqa: SLF001 (`checkpoint` asks so too)
     return torch._C._get_dispatch_mode(proxies) is not None  # noqa: SLF001 (as above)

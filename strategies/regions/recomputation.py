@@ -16,9 +16,10 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from strategies.base import Observation
 from strategies.regions.blocks import Chunked, Disguised
 from strategies.regions.operator_names import SaveList
+from strategies.regions.outside_tensors import FoundTensors, OutsideTensors
 from strategies.regions.own_parameters import with_own_parameters
-from strategies.regions.policy import Within, selective_contexts
-from strategies.regions.rewind import Rewind, RewoundCall, all_modules
+from strategies.regions.policy import Within, is_traced, selective_contexts
+from strategies.regions.rewind import Contexts, EachTimeAround, Rewind, RewoundCall, all_modules
 from strategies.regions.saved_tensors import likened, without_graph
 from strategies.regions.split_backward import holding
 from strategies.regions.torch_facts import selective_takes_hooks
@@ -39,6 +40,7 @@ class Recomputation:
         fired: entries of `save_list` that an operator in forward has matched, in any step.
         asks_for_parameters: refuse other parameters than forward's; false where the body does that.
         split_backward: what stays between the parts of a backward; not of compiled or reentrant regions.
+        fqn: name of the module in the model, for messages; empty where that is not known.
     """
 
     preserve_rng_state: bool
@@ -51,10 +53,13 @@ class Recomputation:
     fired: set[str] = field(default_factory=set)
     asks_for_parameters: bool = True
     split_backward: str = "torch"
+    fqn: str = ""
+    _outside: OutsideTensors = field(init=False)
     _saving: Callable[[], Any] | None = field(init=False)
     _hooks: dict[str, bool] = field(init=False)
 
     def __post_init__(self) -> None:
+        self._outside = OutsideTensors(is_rewound=self.rewind is not None)
         # made here and not in a call, which a compiler may record
         if self.policy is not None:
             self._saving = partial(create_selective_checkpoint_contexts, self.policy)
@@ -79,15 +84,22 @@ class Recomputation:
 
         Raises:
             StrategyError: in backward, where the module has other parameters than in forward.
+            RuntimeError: in backward, in the words of autograd, where it needs what follows from a tensor
+                that was written to since.
         """
         if not torch.is_grad_enabled():
             return body(*args, **kwargs)
-        if self.asks_for_parameters and not torch.compiler.is_compiling():
-            body = with_own_parameters(module, body)
+        found = None
+        if not (torch.compiler.is_compiling() or is_traced()):
+            body = with_own_parameters(module, body) if self.asks_for_parameters else body
+            found = self._outside.found_by(module, (*args, *kwargs.values()), self.fqn)
+            # what a region has kept answers before what follows its operators
+            body = found.following(body) if self._saving is None else found.ending(body)
         call = None if self.rewind is None else self.rewind.call(module)
         if self.use_reentrant:
             return self._reentrant(module, body if call is None else call.whole(body), args, kwargs)
-        return self._non_reentrant(call, body if call is None else call.body(body), args, kwargs)
+        body = body if call is None else call.body(body)
+        return self._non_reentrant(body, args, kwargs, self._contexts(call, found))
 
     def observe(self) -> Observation:
         """Return the named operators and those that have never fired here."""
@@ -96,10 +108,10 @@ class Recomputation:
 
     def _non_reentrant(
         self,
-        call: RewoundCall | None,
         body: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        contexts: dict[str, Any],
     ) -> Any:
         """Run `body` in torch's checkpoint, with keyword arguments as positions."""
         # keyword tensors travel as positions: torch looks for devices with RNG state only there
@@ -116,14 +128,16 @@ class Recomputation:
             use_reentrant=False,
             preserve_rng_state=self.preserve_rng_state,
             early_stop=self.early_stop,
-            **self._contexts(call),
+            **contexts,
         )
 
-    def _contexts(self, call: RewoundCall | None) -> dict[str, Any]:
+    def _contexts(self, call: RewoundCall | None, found: FoundTensors | None) -> dict[str, Any]:
         """Return the options of `checkpoint` that keep the outputs of the save list and put state back."""
         saving = self._saving
         if saving is None:
             return {} if call is None else {"context_fn": partial(call.contexts, noop_context_fn)}
+        if found is not None:
+            saving = partial(_watched, saving, found)
         return {"context_fn": saving if call is None else partial(call.contexts, saving), **self._hooks}
 
     def _reentrant(
@@ -157,6 +171,12 @@ class Recomputation:
         )
         assert outputs_spec is not None
         return tree_unflatten([past.get(at, each) for at, each in enumerate(outputs)], outputs_spec)
+
+
+def _watched(saving: Callable[[], Contexts], found: FoundTensors) -> Contexts:
+    """Return the contexts of `saving`; a recomputation follows what was written to since."""
+    forward, recompute = saving()
+    return forward, EachTimeAround(found.repeating, recompute)
 
 
 def can_run_again(module: nn.Module) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from strategies.base import Observation
 from strategies.generators import State, of_devices, put
 from strategies.regions import region
 from strategies.regions.blocks import plain_named_modules
+from strategies.regions.outside_tensors import OutsideTensors
+from strategies.regions.own_parameters import with_own_parameters
 from strategies.regions.region import Unobserved
 
 
@@ -25,19 +27,24 @@ class Remat(Unobserved):
     Fields:
         preserve_rng_state: recompute with the random numbers of forward. Compiled code does so by itself.
         has_run: whether forward has called it uncompiled.
+        fqn: name of the module in the model, for messages; empty where that is not known.
     """
 
     preserve_rng_state: bool
     has_run: bool = False
+    fqn: str = ""
+    _outside: OutsideTensors = field(default_factory=OutsideTensors)
 
     def __call__(
-        self, _module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, module: nn.Module, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Return `body(*args, **kwargs)`, recomputed in backward where gradients are asked for."""
         if not torch.is_grad_enabled():
             return body(*args, **kwargs)
         if not torch.compiler.is_compiling():
             self.has_run = True
+            found = self._outside.found_by(module, (*args, *kwargs.values()), self.fqn)
+            body = with_own_parameters(module, found.following(body))
         if torch.compiler.is_compiling() or not self.preserve_rng_state:
             return torch_remat.checkpoint()(body)(*args, **kwargs)
         numbers = RandomNumbers(tree_leaves((args, kwargs)))

@@ -69,7 +69,7 @@ _WORDS = {torch.float64: torch.int64, torch.float32: torch.int32} | dict.fromkey
 _FOREIGN = ("torch.distributed.", "torch._", "strategies.")
 _WITHOUT_ATTRIBUTES = frozenset({list, tuple, dict, set, frozenset, deque, np.ndarray})
 
-_Contexts: TypeAlias = "tuple[AbstractContextManager[Any], AbstractContextManager[Any]]"
+Contexts: TypeAlias = "tuple[AbstractContextManager[Any], AbstractContextManager[Any]]"
 Place: TypeAlias = "tuple[int, str]"
 """A tensor among a region's state: number of its module, and path of attributes and keys in it."""
 
@@ -304,10 +304,10 @@ class RewoundCall:
         finally:
             now.put()
 
-    def contexts(self, inner: Callable[[], _Contexts]) -> _Contexts:
+    def contexts(self, inner: Callable[[], Contexts]) -> Contexts:
         """Return the contexts of forward and of recomputation; those of `inner` lie inside of them."""
         forward, recompute = inner()
-        return _Around(self.forward, forward), _Around(self.recomputation, recompute)
+        return EachTimeAround(self.forward, forward), EachTimeAround(self.recomputation, recompute)
 
     def body(self, body: Callable[..., Any]) -> Callable[..., Any]:
         """Return `body` that finds the context variables of its first call in every other one."""
@@ -337,7 +337,7 @@ class RewoundCall:
         return run
 
 
-class _Around(AbstractContextManager[None]):
+class EachTimeAround(AbstractContextManager[None]):
     """A context around another, each time a new one: a graph that is kept is recomputed again."""
 
     def __init__(

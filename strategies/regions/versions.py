@@ -5,6 +5,7 @@ Autograd asks this of every saved tensor, except where `saved_tensors_hooks` are
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -60,6 +61,14 @@ class Version(NamedTuple):
 
     def _current(self) -> int:
         return self.counter._version  # noqa: SLF001 (as autograd checks it)
+
+
+def versions_of(tensors: Sequence[Tensor]) -> list[int]:
+    """Return the counts of in-place writes of `tensors`; -1 for those of which nobody counts them."""
+    try:
+        return [each._version for each in tensors]  # noqa: SLF001 (as autograd checks it)
+    except RuntimeError:  # made in inference mode
+        return [-1 if each.is_inference() else each._version for each in tensors]  # noqa: SLF001 (as above)
 
 
 def modified(what: str) -> RuntimeError:

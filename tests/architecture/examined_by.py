@@ -21,7 +21,6 @@ EXAMINED_BY = {
     "harness/check/arguments.py": "tests/harness/check/test_neutrality.py",
     "harness/check/given_batches.py": "tests/harness/check/test_neutrality.py",
     "harness/check/not_neutral.py": "tests/harness/check/test_neutrality.py",
-    "strategies/estimate/outer_state.py": "tests/harness/check/test_neutrality.py",
     "harness/check/plain_names.py": "tests/harness/check/test_neutrality.py",
     "harness/check/subject.py": "tests/harness/check/test_neutrality.py",
     "harness/check/workshop.py": "tests/harness/check/test_neutrality.py",

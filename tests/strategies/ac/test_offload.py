@@ -318,7 +318,7 @@ def test_a_share_moves_its_part_and_the_gradients_stay() -> None:
 
 @pytest.mark.parametrize("fetch_ahead", [0, 1, 3])
 def test_as_many_storages_are_fetched_ahead_as_were_asked_for(fetch_ahead: int) -> None:
-    ledger = Offload(fetch_ahead=fetch_ahead)._region_maker()().ledger  # type: ignore[attr-defined]
+    ledger = Offload(fetch_ahead=fetch_ahead)._region_maker()("").ledger  # type: ignore[attr-defined]
     storages = [torch.full((4,), float(number)) for number in range(5)]
     copies = [ledger.copy_of(each, Version(counter=each, expected=each._version), None) for each in storages]
     assert torch.equal(ledger.taken(copies[-1]), storages[-1])

@@ -364,7 +364,7 @@ def test_a_parameter_changed_between_forward_and_backward_is_an_error() -> None:
     with torch.no_grad():
         model.get_parameter("layers.2.0.weight").mul_(2)
     with pytest.raises(
-        RuntimeError, match=r"ac: a parameter of \[4, 4\] was changed in place after 'layers.2'"
+        RuntimeError, match=r"'layers.2.0.weight', \[float32 \[4, 4\]\] is at version 2; expected version 1"
     ):
         loss.backward()
 

@@ -28,7 +28,7 @@ def policy_of(monkeypatch: pytest.MonkeyPatch, fired: set[str]) -> Any:
         return None, None
 
     monkeypatch.setattr(policy_module, "create_selective_checkpoint_contexts", contexts)
-    monkeypatch.setattr(policy_module, "_is_traced", lambda: True)
+    monkeypatch.setattr(policy_module, "is_traced", lambda: True)
     selective_contexts(resolve(("aten.mm.default",), 2), fired)
     return given[0]
 
