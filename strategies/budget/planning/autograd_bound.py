@@ -45,6 +45,7 @@ import numpy.typing as npt
 from strategies.budget.planning.block_program import PlannedCall
 from strategies.budget.planning.recomputation import OUTSIDE, Maker, Moment, Recomputation
 from strategies.budget.planning.units import Unit
+from strategies.estimate.scipy_modules import scipy
 from strategies.step.step_graph import BlockCall, StepGraph, StepOperator
 
 _TRIED = 24
@@ -56,6 +57,10 @@ _TOGETHER = 6
 _MORE = 1 + 1e-6
 """Parts of backward of which a moment is looked at together with others, the most that are added so, and the
 factor by which one has to raise the bound."""
+
+_PROMINENT, _MORE_PEAKS = 0.75, 4
+"""Prominence of the peaks of backward that are looked at together first, as a share of the highest, and how
+many more are."""
 
 _MOST_TOGETHER, _MOST_UNKNOWNS = 600, 40_000
 """Storages up to which moments are looked at together, and the unknowns of all programmes after which no more
@@ -166,12 +171,15 @@ class AutogradBound:
             return np.inf
         return self._recomputation.highest(self._moments, budget_bytes + host_bytes, whole=_WHOLE)
 
-    def jointly(self, budget_bytes: int, host_bytes: int = 0, *, enough: float = np.inf) -> float:
+    def jointly(
+        self, budget_bytes: int, host_bytes: int = 0, *, enough: float = np.inf, near: float = np.inf
+    ) -> float:
         """Return the least FLOPs by several moments together; 0 where that proves nothing more than `cost`.
 
         Args:
             budget_bytes, host_bytes: as of `cost`.
             enough: what need not be exceeded.
+            near: what is worth no search among the peaks of backward, which takes seconds.
         """
         if self.minimum_bytes > budget_bytes:
             return np.inf
@@ -179,23 +187,39 @@ class AutogradBound:
             return 0.0
         room = budget_bytes + host_bytes
         highest = 0.0
-        for count, moments in enumerate(self._growing(room)):
-            if count:
-                highest = max(
-                    highest, self._together(moments, room), self._together(moments, room, is_whole=True)
-                )
+        for moments in self._growing(room):
             if highest >= enough:
                 break
+            highest = max(
+                highest, self._together(moments, room), self._together(moments, room, is_whole=True)
+            )
+        for moments in self._peaks():
+            if highest >= near:
+                break
+            highest = max(highest, self._together(moments, room, is_whole=True))
         return highest
 
+    def _peaks(self) -> Iterator[Sequence[Moment]]:
+        """Yield the moments at which the most is there, each in a part of backward such as that of a block.
+
+        First the highest peaks, then two more each time.
+        """
+        start = self._backward.start
+        there = np.pad(self._there_bytes[start:], 1)  # an end can be a peak
+        peaks, found = scipy("signal").find_peaks(there, prominence=1)
+        heights = found["prominences"]
+        order = [int(peaks[each]) - 1 + start for each in np.argsort(-heights, kind="stable")]
+        first = int((heights >= _PROMINENT * heights.max(initial=0)).sum())
+        for count in range(first, min(first + _MORE_PEAKS, len(order)) + 1, 2):
+            yield [self._moment(each, int(self._there_bytes[each])) for each in order[:count]]
+
     def _growing(self, room_bytes: int) -> Iterator[Sequence[Moment]]:
-        """Yield the dearest moment, then it with others, one more each time, that cost more together."""
+        """Yield the dearest moment with others, one more each time, that cost more together."""
         most = self._recomputation.unknowns + _MOST_UNKNOWNS
         alone = [self._recomputation.least([each], room_bytes) for each in self._moments]
         if not alone:
             return
         chosen = [self._moments[int(np.argmax(alone))]]
-        yield chosen
         least = max(alone)
         others = {each.at: each for each in self._spread if each.at != chosen[0].at}
         costs: dict[int, float] = {}

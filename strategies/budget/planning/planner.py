@@ -262,7 +262,8 @@ class Planner:
         sought, jointly = self._jointly.get(budget_bytes, (0.0, 0.0))
         of_autograd = max(of_autograd, jointly)
         if sought < enough and of_autograd < enough - _CLOSE * self.step_flops:
-            jointly = self.autograd_bound.jointly(budget_bytes, self._host_bytes, enough=enough)
+            near = enough - _FAR * self.step_flops
+            jointly = self.autograd_bound.jointly(budget_bytes, self._host_bytes, enough=enough, near=near)
             of_autograd = max(of_autograd, jointly)
             self._jointly[budget_bytes] = enough, of_autograd
         return LeastFlops(of_any, of_autograd)
@@ -366,7 +367,8 @@ class Planner:
         self, least: list[Chosen], stages: list[Stage], spans: list[Span], budget_bytes: int
     ) -> tuple[list[Chosen], Sequence[Stage], Sequence[Span]]:
         """Return a cheaper choice with decisions that walks find, while one is far from the bound."""
-        enough = self._enough(budget_bytes) + _FAR * self.step_flops
+        bound = self.least_flops(budget_bytes, self._cost_of_choice(least)).of_autograd
+        enough = bound + _FAR * self.step_flops
         chance, in_vain = random.Random(0), 0  # noqa: S311 (the same plan on every rank)
         while self._cost_of_choice(least) > enough and in_vain < _IN_VAIN:
             near = self._walked(least, stages, spans, chance, budget_bytes)

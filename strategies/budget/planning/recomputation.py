@@ -25,10 +25,11 @@ import numpy.typing as npt
 from strategies.estimate.scipy_modules import scipy
 from strategies.step.needed import needed
 
-_NODES = 100
-"""Most nodes of branch and bound: a number of seconds would give another bound each time."""
+_NODES, _NODES_OF_UNKNOWNS = 100, 20_000
+"""Most nodes of branch and bound, and their product with unknowns: a number of seconds would give another
+bound each time."""
 
-_MOST_WHOLE, _MOST_WHOLE_TOGETHER = 1200, 400
+_MOST_WHOLE, _MOST_WHOLE_TOGETHER = 1200, 1100
 """Most unknowns of a programme with whole values, at one moment and at several.
 
 In larger ones they change nothing that one would see; at several moments they take seconds."""
@@ -294,7 +295,7 @@ def _least(costs: npt.NDArray[Any], least: npt.NDArray[Any], matrix: Any, is_who
         integrality=np.full(len(costs), int(is_whole)),
         bounds=optimize.Bounds(0.0, 1.0),
         constraints=optimize.LinearConstraint(matrix, lb=least),
-        options={"node_limit": _NODES},
+        options={"node_limit": min(_NODES, _NODES_OF_UNKNOWNS // max(len(costs), 1))},
     )
     if found.status == _INFEASIBLE:
         return np.inf

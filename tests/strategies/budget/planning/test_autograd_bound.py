@@ -191,13 +191,17 @@ class Schedules:
         return np.inf
 
 
+def within(bound: AutogradBound, schedules: Schedules, share: float) -> int:
+    """Return a budget between what backward holds at least, and what it holds where everything is kept."""
+    everything = sum(schedules.bit.values())
+    most = max(schedules.nbytes(moment, everything) for moment in range(schedules.start, schedules.last + 2))
+    return int(bound.minimum_bytes + share * (most - bound.minimum_bytes))
+
+
 def compared(graph: StepGraph) -> Iterator[tuple[float, float]]:
     """Yield the bound and the best of all schedules for budgets of a step."""
     bound, schedules = bound_of(graph), Schedules(graph)
-    everything = sum(schedules.bit.values())
-    most = max(schedules.nbytes(moment, everything) for moment in range(schedules.start, schedules.last + 2))
-    least = bound.minimum_bytes
-    for budget in (least - 1, *(int(least + share * (most - least)) for share in SHARES)):
+    for budget in (bound.minimum_bytes - 1, *(within(bound, schedules, share) for share in SHARES)):
         yield max(bound.cost(budget), bound.jointly(budget)), schedules.best(budget)
 
 
@@ -232,16 +236,24 @@ def test_moments_together_prove_more_than_each_alone_and_stop_at_enough() -> Non
     for seed in range(24):
         graph = written(6, seed=seed)
         bound, schedules = bound_of(graph), Schedules(graph)
-        most = max(
-            schedules.nbytes(moment, sum(schedules.bit.values()))
-            for moment in range(schedules.start, schedules.last + 2)
-        )
-        budget = int(bound.minimum_bytes + 0.3 * (most - bound.minimum_bytes))
+        budget = within(bound, schedules, 0.3)
         found.append((bound.cost(budget), bound.jointly(budget), schedules.best(budget)))
         if 0 < found[-1][0] < np.inf:
             assert bound.jointly(budget, enough=0.0) <= found[-1][1]
     assert any(alone < together <= best for alone, together, best in found)
     assert bound.jointly(bound.minimum_bytes - 1) == np.inf
+
+
+@pytest.mark.parametrize(("values", "seed", "share"), [(6, 39, 0.3), (7, 17, 0.6), (7, 35, 0.3)])
+def test_peaks_of_backward_prove_more_than_moments_that_are_added(
+    values: int, seed: int, share: float
+) -> None:
+    graph = written(values, seed=seed)
+    bound, schedules = bound_of(graph), Schedules(graph)
+    budget = within(bound, schedules, share)
+    without_peaks = max(bound.cost(budget), bound.jointly(budget, near=0.0))
+    assert without_peaks < 0.9 * bound.jointly(budget)
+    assert bound.jointly(budget) <= schedules.best(budget)
 
 
 NETWORKS: dict[str, Callable[[], list[nn.Module]]] = {
