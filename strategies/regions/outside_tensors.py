@@ -87,10 +87,11 @@ class FoundTensors:
         is_rewound: a recomputation finds the state as forward did.
 
     Attributes:
+        held: the parameters; when forward has ended, those that it has not written to.
         at_end: returns state and others once more, when forward has ended.
     """
 
-    __slots__ = ("_fqn", "_held", "_loose", "_module", "_others", "_put_back", "_versions", "at_end")
+    __slots__ = ("_fqn", "_loose", "_module", "_others", "_put_back", "_versions", "at_end", "held")
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class FoundTensors:
         is_rewound: bool,
     ) -> None:
         self._module, self._fqn = module, fqn
-        self._held, self._others = held, [*state, *others]
+        self.held, self._others = held, [*state, *others]
         self._versions = versions_of(held), versions_of(self._others)
         self._put_back = frozenset(map(id, state if is_rewound else ()))
         self._loose: list[tuple[weakref.ref[Tensor], int]] | None = None
@@ -112,7 +113,7 @@ class FoundTensors:
     def end(self) -> None:
         """Take note that forward has ended: what it has written to is its state."""
         before_held, before_others = self._versions
-        self._held, held_versions = _unwritten(self._held, before_held)
+        self.held, held_versions = _unwritten(self.held, before_held)
         others, versions = _unwritten(self._others, before_others)
         if self.at_end is not None:
             known = set(map(id, self._others))
@@ -145,8 +146,8 @@ class FoundTensors:
             return []
         found = (
             []
-            if versions_of(self._held) == self._versions[0]
-            else [*zip(self._held, self._versions[0], strict=True)]
+            if versions_of(self.held) == self._versions[0]
+            else [*zip(self.held, self._versions[0], strict=True)]
         )
         found += [(each, expected) for refers, expected in self._loose if (each := refers()) is not None]
         return [

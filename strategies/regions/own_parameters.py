@@ -40,22 +40,28 @@ def of_other_parameters(name: str) -> StrategyError:
     )
 
 
-def with_own_parameters(module: nn.Module, body: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `body`, which refuses to run again where `module` has other parameters than in the first run.
+def with_own_parameters(
+    module: nn.Module, body: Callable[..., Any], weights: Iterable[Tensor]
+) -> Callable[..., Any]:
+    """Return `body`, which refuses to run again where `module` has other parameters than now.
 
     Modules with units of FSDP are not asked: these exchange parameters before the body and inside of it.
+
+    Args:
+        module: the module.
+        body: what runs with its parameters, once and again.
+        weights: its parameters now; of modules with units any.
 
     Raises:
         StrategyError: from the second run on, naming the class of the module.
     """
-    found: tuple[int, ...] | None = None
+    found, is_first = identities_of(weights), True
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        nonlocal found
-        now = identities_of(weights_of(module))
-        if found is None:
-            found = now
-        elif now != found and not any(map(is_unit, all_modules(module))):
+        nonlocal is_first
+        if is_first:
+            is_first = False
+        elif identities_of(weights_of(module)) != found and not any(map(is_unit, all_modules(module))):
             raise of_other_parameters(f"a {plain_class(module).__name__}")
         return body(*args, **kwargs)
 

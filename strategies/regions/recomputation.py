@@ -91,8 +91,9 @@ class Recomputation:
             return body(*args, **kwargs)
         found = None
         if not (torch.compiler.is_compiling() or is_traced()):
-            body = with_own_parameters(module, body) if self.asks_for_parameters else body
             found = self._outside.found_by(module, (*args, *kwargs.values()), self.fqn)
+            if self.asks_for_parameters:
+                body = with_own_parameters(module, body, found.held)
             # what a region has kept answers before what follows its operators
             body = found.following(body) if self._saving is None else found.ending(body)
         call = None if self.rewind is None else self.rewind.call(module)

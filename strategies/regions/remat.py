@@ -44,7 +44,7 @@ class Remat(Unobserved):
         if not torch.compiler.is_compiling():
             self.has_run = True
             found = self._outside.found_by(module, (*args, *kwargs.values()), self.fqn)
-            body = with_own_parameters(module, found.following(body))
+            body = with_own_parameters(module, found.following(body), found.held)
         if torch.compiler.is_compiling() or not self.preserve_rng_state:
             return torch_remat.checkpoint()(body)(*args, **kwargs)
         numbers = RandomNumbers(tree_leaves((args, kwargs)))

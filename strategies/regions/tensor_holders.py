@@ -99,12 +99,10 @@ def is_container(value: Any) -> bool:
     return type(value) in _CONTAINERS
 
 
-def _kinds_of(parts: Sequence[nn.Module]) -> list[tuple[int, type, int, int, int]]:
-    """Return which modules these are, and how many attributes, parameters and buffers each has."""
-    return [
-        (id(part), type(part), len(part.__dict__), len(part._parameters), len(part._buffers))  # noqa: SLF001 (as above)
-        for part in parts
-    ]
+def _kinds_of(parts: Sequence[nn.Module]) -> tuple[list[int], list[type], list[int]]:
+    """Return which modules these are, of which classes, and how many tensors and attributes each may hold."""
+    counts = [len(part.__dict__) + len(part._parameters) + len(part._buffers) for part in parts]  # noqa: SLF001 (as above)
+    return list(map(id, parts)), list(map(type, parts)), counts
 
 
 def _of_hidden(module: nn.Module) -> Iterator[Tensor]:
