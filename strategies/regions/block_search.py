@@ -1,7 +1,8 @@
 """The search for the blocks of a model: from the tree of modules, without running anything.
 
 A block is a child of an outermost container, and has children and parameters itself. A container of stages,
-which are not alike, is entered: its stages hold the blocks. Modules of the same class elsewhere, such as the
+which are not alike, is entered: its stages hold the blocks. So is a list or dictionary in a container, which
+nobody calls. Modules of the same class elsewhere, such as the
 middle of a U-shaped network, are blocks too. Without such a container the blocks are the outermost class of
 which there are several, or else the children of a list or dictionary, whatever they are.
 """
@@ -9,7 +10,7 @@ which there are several, or else the children of a list or dictionary, whatever 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -54,8 +55,7 @@ def search_blocks(model: nn.Module) -> FoundBlocks | None:
     """
     modules = dict(plain_named_modules(model))
     chosen = _entered(modules, _without_small(modules, _outermost(modules, "")))
-    if not chosen:
-        chosen = _repeated_class(modules) or _listed(modules)
+    chosen = _called(modules, chosen, _may_be_block) or _repeated_class(modules) or _listed(modules)
     if not chosen:
         return None
     classes = {fqn: plain_class(modules[fqn]).__name__ for fqn in chosen}
@@ -106,15 +106,45 @@ def is_under(fqn: str, outer: str) -> bool:
 _CONTAINER_NAMES = {kind.__name__ for kind in CONTAINERS}
 
 
-def _may_be_block(module: nn.Module | None) -> bool:
-    return (
-        module is not None and any(True for _ in module.children()) and any(True for _ in module.parameters())
-    )
+_LISTS = (nn.ModuleList, nn.ModuleDict)
+
+
+def _may_be_block(module: nn.Module) -> bool:
+    return any(True for _ in module.children()) and _has_parameters(module)
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters())
 
 
 def _blocks_in(modules: Mapping[str, nn.Module], box: str) -> list[str]:
     """Return the FQNs of the children of a container that may be blocks."""
-    return [f"{box}.{name}" for name, child in modules[box].named_children() if _may_be_block(child)]
+    return [fqn for fqn in _children(modules, box) if _may_be_block(modules[fqn])]
+
+
+def _children(modules: Mapping[str, nn.Module], box: str) -> list[str]:
+    """Return the FQNs of the children of a container, but for those that another one holds before it."""
+    names = (f"{box}.{name}" for name, _ in modules[box].named_children())
+    return [fqn for fqn in names if fqn in modules]
+
+
+def _called(
+    modules: Mapping[str, nn.Module], chosen: list[str], is_chosen: Callable[[nn.Module], bool]
+) -> list[str]:
+    """Return the chosen modules, with what lists and dictionaries among them hold in place of these.
+
+    Next to other classes, a `Sequential` in such a list is no block: its class names none.
+    """
+    if not any(isinstance(modules[fqn], _LISTS) for fqn in chosen):
+        return chosen
+    inside = (
+        [each for each in _children(modules, fqn) if is_chosen(modules[each])]
+        if isinstance(modules[fqn], _LISTS)
+        else [fqn]
+        for fqn in chosen
+    )
+    found = _called(modules, [each for part in inside for each in part], is_chosen)
+    return [fqn for fqn in found if not isinstance(modules[fqn], CONTAINERS)] or found
 
 
 def _outermost(modules: Mapping[str, nn.Module], inside: str) -> list[str]:
@@ -181,10 +211,10 @@ def _repeated_class(modules: Mapping[str, nn.Module]) -> list[str]:
 def _listed(modules: Mapping[str, nn.Module]) -> list[str]:
     """Return what a list or dictionary holds, several modules with parameters, where none has children."""
     for fqn, module in modules.items():
-        if fqn and isinstance(module, nn.ModuleList | nn.ModuleDict):
-            children = dict(module.named_children())
-            if sum(any(True for _ in child.parameters()) for child in children.values()) > 1:
-                return [f"{fqn}.{name}" for name in children]
+        if fqn and isinstance(module, _LISTS):
+            children = _called(modules, _children(modules, fqn), _has_parameters)
+            if sum(_has_parameters(modules[child]) for child in children) > 1:
+                return children
     return []
 
 

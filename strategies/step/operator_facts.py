@@ -17,6 +17,9 @@ _UNTOLD_WRITES = {  # what these write to, and their schemas do not tell
     _aten.native_batch_norm.default: _RUNNING_STATISTICS,
     _aten.cudnn_batch_norm.default: _RUNNING_STATISTICS,
     _aten.miopen_batch_norm.default: _RUNNING_STATISTICS,
+    _aten.batch_norm_update_stats.default: _RUNNING_STATISTICS,
+    _aten.batch_norm_gather_stats.default: _RUNNING_STATISTICS,
+    _aten.batch_norm_gather_stats_with_counts.default: _RUNNING_STATISTICS,
 }
 _UNTOLD_VIEWS = frozenset(  # their schemas do not tell that results lie on the storage of the argument
     {_aten._unsafe_view, _aten.unsafe_split, _aten.unsafe_split_with_sizes, _aten.unsafe_chunk}  # noqa: SLF001 (its name)
@@ -41,6 +44,7 @@ class OperatorFacts:
         writes: arguments that it writes to in place.
         is_fresh: whether its results lie on no storage of its arguments, as its schema says.
         is_untold: whether its schema does not tell of these writes, which do not change its results.
+        training: argument that says whether it writes at all, where one does.
         makes: number of its results that are new, where it returns no list.
         makes_list: whether it returns a list of new tensors.
         chance: argument that says how much is random, where one does.
@@ -57,6 +61,7 @@ class OperatorFacts:
     writes: tuple[Place, ...] = ()
     is_fresh: bool = False
     is_untold: bool = False
+    training: Place | None = None
     makes: int = 1
     makes_list: bool = False
     chance: Place | None = None
@@ -70,7 +75,30 @@ class OperatorFacts:
 
     def written(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
         """Yield the arguments of a call that it writes to."""
-        return (_given(place, args, kwargs) for place in self.writes)
+        if self.training is None or _given(self.training, args, kwargs):
+            yield from (_given(place, args, kwargs) for place in self.writes)
+
+    def forgoes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Say whether a call writes to something and gives the same without it.
+
+        What it writes to must not decide in which dtype it computes.
+        """
+        if not self.is_untold:
+            return False
+        written, others = self.written(args, kwargs), self.without_writes(args, kwargs)
+        dtypes = {each.dtype for each in tensors_in(list(written))}
+        return bool(dtypes) and dtypes <= {each.dtype for each in tensors_in(others)}
+
+    def without_writes(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call without those that it writes to."""
+        places = {position for position, _ in self.writes}
+        names = {name for _, name in self.writes}
+        return (
+            tuple(None if position in places else each for position, each in enumerate(args)),
+            {name: None if name in names else each for name, each in kwargs.items()},
+        )
 
     def draws(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Say whether a call draws random numbers: attention without dropout draws none."""
@@ -111,10 +139,9 @@ def facts_of(operator: Any) -> OperatorFacts:
     if schema is None:  # an operator of higher order
         return OperatorFacts(name=str(operator), makes_list=True, is_untagged=True)
     untold = _UNTOLD_WRITES.get(operator, ())
-    arguments = list(enumerate(schema.arguments))
     writes = [
         (position, argument.name)
-        for position, argument in arguments
+        for position, argument in enumerate(schema.arguments)
         if argument.name in untold or (argument.alias_info is not None and argument.alias_info.is_write)
     ]
     return OperatorFacts(
@@ -123,15 +150,16 @@ def facts_of(operator: Any) -> OperatorFacts:
         is_fresh=operator.overloadpacket not in _UNTOLD_VIEWS
         and not any(result.alias_info for result in schema.returns),
         is_untold=bool(untold),
+        training=_place_of("training", schema) if untold else None,
         makes=sum(result.alias_info is None for result in schema.returns),
         makes_list=any(
             result.alias_info is None and isinstance(result.type, torch.ListType) for result in schema.returns
         ),
-        chance=next(((at, each.name) for at, each in arguments if each.name == "dropout_p"), None),
+        chance=_place_of("dropout_p", schema),
         is_random=torch.Tag.nondeterministic_seeded in operator.tags,
         is_untagged=operator.namespace not in _TAGGED,
         communicates=operator.namespace in _COMMUNICATION,
-        names_group=[argument.name for _, argument in arguments[-1:]] == ["group_name"],
+        names_group=[argument.name for argument in schema.arguments[-1:]] == ["group_name"],
         is_collective=operator.namespace == _COLLECTIVES and "wait_tensor" not in str(operator),
         moves_memory=operator.overloadpacket in _MOVES_MEMORY,
         is_numbered=operator is not _WAIT and (bool(writes) or any(map(_is_new, schema.returns))),
@@ -141,6 +169,10 @@ def facts_of(operator: Any) -> OperatorFacts:
 def _is_new(result: Any) -> bool:
     """Say whether a result is a tensor, or several, on storages of their own."""
     return result.alias_info is None and "Tensor" in str(result.type)
+
+
+def _place_of(name: str, schema: Any) -> Place | None:
+    return next(((at, name) for at, each in enumerate(schema.arguments) if each.name == name), None)
 
 
 def _given(place: Place, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -107,7 +107,8 @@ def capture(
         run_step()
         gradients = watch.numbers([each for module in every.values() for each in gradients_of(module)])
     if not watch.calls:
-        raise StrategyError("ac.layers_fqn", f"no block ran in the step; blocks are {', '.join(blocks)}")
+        problem = f"no block ran in the step; blocks are {', '.join(blocks)}"
+        raise StrategyError("ac.layers_fqn", f"{problem}; name modules that the model calls")
     return watch.graph(frozenset(gradients))
 
 
@@ -265,6 +266,8 @@ class _Watch(StepRecorder):
         self._makers |= dict.fromkeys(recorded.makes, self._inside)
         self._of_part.update(recorded.makes)
         operator = self._planned(recorded, func, args, has_drawn=has_drawn)
+        if recorded.writes.isdisjoint(self._makers) and facts.forgoes(args, kwargs):
+            operator.forgoes, operator.reads = True, operator.reads - operator.writes
         made = range(first, len(self.ledger.lives))
         operator.others = tuple(number for number in made if number not in recorded.makes)
         self._operators.append(operator)
@@ -654,7 +657,9 @@ class _Watch(StepRecorder):
                         own[place].is_repeatable = False
 
     def _join(self, before: Before) -> None:
-        """Let what the first block's inputs are made of belong to its call."""
+        """Let what the first block's inputs are made of belong to its call, if that is its only one."""
+        if sum(call.fqn == self.calls[0].fqn for call in self.calls) > 1:  # no other call has it
+            return
         asked = {each.storage for each in self._savings if each.call == 0 and each.asked}
         found = joined(before, self.calls[0], self._operators, asked)
         if found:

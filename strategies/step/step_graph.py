@@ -31,6 +31,7 @@ class StepOperator(RecordedOperator):
         private_bytes: bytes that it makes and frees on top of results.
         random_states: generators whose state decides its result.
         is_repeatable: whether a plan may run it again.
+        forgoes: whether it runs again without what it writes to, which the step has not made.
         others: storages that it makes besides results: tensors of Python numbers, which autograd may save.
     """
 
@@ -41,6 +42,7 @@ class StepOperator(RecordedOperator):
     private_bytes: int
     random_states: int
     is_repeatable: bool
+    forgoes: bool = False
     others: tuple[int, ...] = ()
 
 

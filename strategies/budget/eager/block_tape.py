@@ -50,10 +50,11 @@ class StorageHome:
         tickets: what the graph holds for tensors on it.
     """
 
-    __slots__ = ("_identity", "address", "latest", "tensors", "tickets")
+    __slots__ = ("_copies", "_identity", "address", "latest", "tensors", "tickets")
 
     def __init__(self, tensor: Tensor, dense: Tensor, latest: Content, address: Address | None) -> None:
         self._identity: StorageWeakRef | None = None
+        self._copies: list[StorageWeakRef] = []
         self.address, self.latest = address, latest
         self.tensors: list[Tensor] = [tensor]
         self.tickets: list[weakref.ref[SliceTicket]] = []
@@ -63,6 +64,10 @@ class StorageHome:
         """Hold no memory; no other storage gets the address of this one."""
         self._identity = StorageWeakRef(dense.untyped_storage())
         self.tensors, self.latest.memory = [], None
+
+    def also_on(self, copy: Tensor) -> None:
+        """Take note of a storage with the same content: no other one gets its address, either."""
+        self._copies.append(StorageWeakRef(copy.untyped_storage()))
 
     def is_dead(self) -> bool:
         """Say whether nobody has its memory, which it does not hold: nothing reads it any more."""
@@ -291,14 +296,16 @@ class BlockTape(OrderedMode):
         written = self._written(facts, args, kwargs) if facts.writes else []
         is_held = self._is_held(facts, written)
         noted = _aliases if facts.is_collective else _itself
-        readings = ([], {}) if is_held else map(self._read, noted((args, kwargs)))
+        forgoes = all(home.address is None for home in written) and facts.forgoes(args, kwargs)
+        again = facts.without_writes(args, kwargs) if forgoes else (args, kwargs)
+        readings = ([], {}) if is_held else map(self._read, noted(again))
         operator = TapedOperator(self._count, facts.name, func, *readings)
         operator.is_collective = facts.is_collective
         self._count += 1
         if facts.draws(args, kwargs) and not is_held:
             operator.stash = stashed(drawn_from(args, kwargs))
         for home in written:
-            self._write(None if is_held else operator, facts, home, written)
+            self._write(None if is_held or forgoes else operator, facts, home, written)
         is_watched = facts.is_untagged and not is_held and self._fakes is None
         watch = DrawWatch(each.device for each in tensors_in((args, kwargs))) if is_watched else None
         result = func(*args, **kwargs)
@@ -423,7 +430,7 @@ class BlockTape(OrderedMode):
             home.update_tickets()
         self._written_homes = []
         fates, homes = self._fates, []
-        for home in self._homes.values():
+        for home in dict.fromkeys(self._homes.values()):  # one may be known by several storages
             if home.address in fates.stays:
                 home.latest.maker = None  # nothing makes it again
             elif home.address is not None and home.address not in fates.held:
@@ -502,8 +509,9 @@ class BlockTape(OrderedMode):
         """Know a value that forward itself asks for by its home, also where it was made again."""
         dense = dense_of(tensor)
         home = next((each for each in self._homes.values() if each.latest is content), None)
-        if dense is not None and home is not None:
-            self._homes.setdefault(key_of(dense), home)
+        if dense is not None and home is not None and key_of(dense) not in self._homes:
+            self._homes[key_of(dense)] = home
+            home.also_on(dense)
 
     def _written(
         self, facts: OperatorFacts, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -522,12 +530,12 @@ class BlockTape(OrderedMode):
         return list(found.values())
 
     def _is_held(self, facts: OperatorFacts, written: Iterable[StorageHome]) -> bool:
-        """Say whether all that the operator that runs now makes or writes to is kept or waits on the host."""
+        """Say whether what the operator that runs now makes and writes to is there: nothing asks for it."""
         stays = self._fates.stays
         for result in range(facts.makes):
             if (self._count, result) not in stays:
                 return False
-        return not facts.makes_list and all(home.address in stays for home in written)
+        return not facts.makes_list and all(map(self._stays, written))
 
     def _has_inner(self, written: Iterable[StorageHome]) -> bool:
         """Say whether one of the storages is made again where it is needed."""

@@ -290,13 +290,24 @@ class CallOptions:
         return [ways for ways in map(list, ((*near, *together), drops)) if ways]
 
     def _decided(self, fates: Fates) -> Decision:
-        """Return the decision without drops that no request follows: operands would wait for these."""
-        decision = fates.decided(self.call.program)
-        if not decision.drops:
-            return decision
-        uses = Schedule.of(self.call, decision).uses()
-        useful = (each for each in decision.drops if each[1] < uses[each[0]])
-        return replace(decision, drops=frozenset(useful))
+        """Return the decision without drops that no request follows: operands would wait for these.
+
+        Without them others may have fewer requests: what the same operators make is there again by the way.
+        What dropped values are made of, and no operator may make again, is kept.
+        """
+        program = self.call.program
+        if fates.drops:
+            dropped = program.runs.bits_of({storage for storage, _ in fates.drops})
+            operands = program.completed_bits(fates.keep & ~dropped, fates.moved)
+            fates = fates._replace(keep=fates.keep | operands, again=fates.again & ~operands)
+        decision = fates.decided(program)
+        while decision.drops:
+            uses = Schedule.of(self.call, decision).uses()
+            useful = frozenset(each for each in decision.drops if each[1] < uses[each[0]])
+            if useful == decision.drops:
+                break
+            decision = replace(decision, drops=useful)
+        return decision
 
     def _with_drops(self, option: Option) -> Iterable[Fates]:
         """Yield the decisions that drop one storage more or less between requests that need it."""

@@ -379,14 +379,14 @@ def _pinned(operators: Sequence[StepOperator], groups: Sequence[Sequence[StepOpe
     """Return the storages that operators read before others write to them, and all that is made with both.
 
     An operator that does nothing else than write to a storage does not read it for others. One that writes to
-    a storage from outside never runs again.
+    a storage from outside never runs again, if it does not forgo that.
     """
     made = {storage: group for group in groups for each in group for storage in each.makes}
     groups_of = {each.ordinal: group for group in groups for each in group}
     readers: dict[int, list[int]] = {}
     pinned: set[int] = set()
     for each in operators:
-        runs_again = each.writes <= made.keys()
+        runs_again = each.forgoes or each.writes <= made.keys()
         for storage in each.reads if each.ordinal in groups_of else ():
             if (each.makes or each.writes != {storage}) and (runs_again or storage in made):
                 readers.setdefault(storage, []).append(each.ordinal)
@@ -410,7 +410,7 @@ def _unit(
         if storage not in numbers:
             outside.setdefault(storage, -1 - len(outside))
     last = {storage: each.ordinal for each in group for storage in (*each.makes, *each.reads)}
-    is_outer_write = any(storage not in makes for each in group for storage in each.writes)
+    is_outer_write = any(not each.forgoes and not each.writes <= {*makes} for each in group)
 
     def number_of(storage: int) -> int:
         return numbers.get(storage, outside.get(storage, -1))

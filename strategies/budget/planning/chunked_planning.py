@@ -47,7 +47,7 @@ class ChunkedPlanner:
         self._plain = ways[0].planner
         self.stages = self._plain.stages
         self.plain_peak_bytes = self._plain.plain_peak_bytes
-        self.chunkings = len(ways) - 1
+        self.chunkings = sum(way.chunk is not None for way in ways)
         self.minimum_feasible_bytes = min(way.planner.minimum_feasible_bytes for way in ways)
 
     def plan(self, budget_bytes: int) -> Plan:
@@ -62,7 +62,7 @@ class ChunkedPlanner:
         found = [plan for way in ways if (plan := self._planned(way, budget_bytes)) is not None]
         if not found:
             raise BudgetBelowMinimum(
-                budget_bytes, self.minimum_feasible_bytes, self._proven_bytes(), self._plain.limits()
+                budget_bytes, self.minimum_feasible_bytes, self._proven_bytes(), self._limits()
             )
         cheapest = min(found, key=self._cost)  # the first of equal ones
         return replace(
@@ -99,6 +99,11 @@ class ChunkedPlanner:
 
     def _cost(self, plan: Plan) -> float:
         return cost(plan.extra_flops, plan.extra_s, self._plain.step_flops, self._objective)
+
+    def _limits(self) -> str:
+        """Return what no plan makes smaller, of the planner without chunks that reaches the smallest peak."""
+        planners = [way.planner for way in self._ways if way.chunk is None]
+        return min(planners, key=lambda each: each.minimum_feasible_bytes).limits()
 
     def _proven_bytes(self) -> int:
         return min(way.planner.bound.minimum_bytes() for way in self._ways)

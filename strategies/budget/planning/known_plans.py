@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -31,16 +31,28 @@ class WayToPlan:
     is_taped: bool
     chunk: Mapping[str, Any] | None
 
-    def way(self) -> Way:
-        """Return the way with its planner, which searches for options."""
-        of_step = (ScheduledPlanner if self.graph.stages else Planner)(
+    def ways(self) -> Iterator[Way]:
+        """Yield the way with its planners, which search for options.
+
+        Where blocks are called several times, one decides about all calls of a block at once.
+        """
+        if not self.graph.stages:
+            yield self._way(Planner, nests=self.nests)
+        if self.graph.stages or (self._has_repeated_calls() and self.is_taped and not self.host_bytes):
+            yield self._way(ScheduledPlanner, nests=False)
+
+    def _way(self, kind: type[Planner], *, nests: bool) -> Way:
+        of_step = kind(
             self.graph,
             objective=self.objective,
             host_bytes=self.host_bytes,
-            nests=self.nests,
+            nests=nests,
             is_taped=self.is_taped,
         )
         return Way(planner=of_step, chunk=self.chunk)
+
+    def _has_repeated_calls(self) -> bool:
+        return len({call.fqn for call in self.graph.calls}) < len(self.graph.calls)
 
 
 class KnownPlans:
@@ -92,4 +104,4 @@ class KnownPlans:
     @cached_property
     def _planner(self) -> ChunkedPlanner:
         with self._known.together("searches"):
-            return ChunkedPlanner([each.way() for each in self._ways], self._objective)
+            return ChunkedPlanner([way for each in self._ways for way in each.ways()], self._objective)

@@ -1,8 +1,9 @@
-"""Plans for the blocks of pipeline stages, of which a schedule holds several calls at once.
+"""Plans for blocks that are called several times in a step: by a model, or by a schedule of pipeline stages.
 
-The whole step of a rank was captured, with all micro-batches in the order of its schedule. A decision about a
-block is one about all of its calls: its effect is the sum of theirs, and so the peak of a plan is exact, for
-any schedule, with what is held between the two parts of a backward.
+The whole step was captured; that of a rank with all micro-batches in the order of its schedule. A decision
+about a block is one about all of its calls: its effect is the sum of theirs, and so the peak of a plan is
+exact, for any schedule, with what is held between the two parts of a backward. A block whose calls are not
+alike runs as it is.
 
 The programme over blocks plans one call of each, and the calls that wait with it at the moment of the
 schedule where the most do. It knows them in two ways, of which neither is best for all budgets:
@@ -18,7 +19,7 @@ cheapest choice of all is taken.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -39,7 +40,7 @@ _ATTEMPTS = 12
 
 
 class ScheduledPlanner(Planner):
-    """Plans for a rank's step of a pipeline, whatever the budget: one decision for all calls of a block."""
+    """Plans for a step, whatever the budget: one decision for all calls of a block."""
 
     def _made_stages(self) -> list[Stage]:
         """Return each block with the options of one of its calls."""
@@ -53,8 +54,7 @@ class ScheduledPlanner(Planner):
         stages = []
         for start, numbers in enumerate(self._numbers):
             caller = self._callers[self._firsts[start]]
-            programs = {self._calls[number].program for number in numbers}
-            is_plain = len(programs) > 1 or not caller.call.program.asked
+            is_plain = not self._is_alike(numbers) or not caller.call.program.asked
             if (key := (caller.call.program, is_plain)) not in options:
                 options[key] = [caller.option(PLAIN)] if is_plain else caller.all()
             stages.append(Stage(options=options[key], forward_start=0, backward_start=0, between=0))
@@ -203,12 +203,24 @@ class ScheduledPlanner(Planner):
             )
         return found
 
+    def _is_alike(self, numbers: Iterable[int]) -> bool:
+        """Say whether a decision about one call can be one about all.
+
+        Which inputs could wait on the host may differ: none does.
+        """
+        programs = {replace(self._calls[number].program, inputs=()) for number in numbers}
+        sizes = {self._graph.calls[number].sizes for number in numbers}
+        return len(programs) == len(sizes) == 1
+
     def _why_unplanned(self) -> dict[str, str]:
-        programs: dict[str, set[object]] = {}
-        for call in self._calls:
-            programs.setdefault(call.fqn, set()).add(call.program)
+        by_block: dict[str, list[int]] = {}
+        for number, call in enumerate(self._calls):
+            by_block.setdefault(call.fqn, []).append(number)
+        each = "for each micro-batch" if self.stages else "in each of their calls"
         return own_hooks(self._graph) | {
-            fqn: "do not run alike for each micro-batch" for fqn, each in programs.items() if len(each) > 1
+            fqn: f"do not run alike {each}"
+            for fqn, numbers in by_block.items()
+            if not self._is_alike(numbers)
         }
 
 

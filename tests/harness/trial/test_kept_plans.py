@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -43,13 +43,13 @@ def _planned(case: Experiment, folder: Path) -> str:
 def searches(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """An entry for each search of options."""
     found: list[None] = []
-    search: Callable[[WayToPlan], object] = WayToPlan.way
+    search: Callable[[WayToPlan], Iterator[object]] = WayToPlan.ways
 
-    def counted(way: WayToPlan) -> object:
+    def counted(way: WayToPlan) -> Iterator[object]:
         found.append(None)
         return search(way)
 
-    monkeypatch.setattr(WayToPlan, "way", counted)
+    monkeypatch.setattr(WayToPlan, "ways", counted)
     return found
 
 

@@ -68,6 +68,26 @@ class Gated(WithBlocks):
         return outputs
 
 
+class NormedBlock(nn.Module):
+    """Two linears with a batch norm between them."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(WIDTH, WIDTH), norm, nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.up(x).transpose(1, 2)).relu_()
+        outputs: Tensor = x + self.down(y.transpose(1, 2))
+        return outputs
+
+
+def normed(norm: Callable[[], nn.Module] = lambda: nn.BatchNorm1d(WIDTH)) -> Gated:
+    """Return a model whose blocks have norms."""
+    model = Gated(blocks=4)
+    model.layers = nn.ModuleList(NormedBlock(norm()) for _ in range(4))
+    return model
+
+
 class AttendingBlock(nn.Module):
     """Attention by hand, and an activation that is read three times."""
 

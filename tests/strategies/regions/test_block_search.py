@@ -119,6 +119,33 @@ FOUND = [
         (["layers.0", "layers.1"], "layers", ()),
         id="blocks that are containers",
     ),
+    pytest.param(
+        Model(
+            down=listed(listed(Block(2), Other(2), Leaf()), listed(Block(4), Other(4), Leaf())),
+            up=listed(listed(Block(8), Block(8), nn.Sequential(Leaf())), listed(Block(2))),
+        ),
+        (
+            ["down.0.0", "down.0.1", "down.1.0", "down.1.1", "up.0.0", "up.0.1", "up.1.0"],
+            "up.0",
+            ("Block", "Other"),
+        ),
+        id="lists in lists",
+    ),
+    pytest.param(
+        Model(layers=nn.ModuleDict({"a": listed(Block(), listed(Block())), "b": listed(Block())})),
+        (["layers.a.0", "layers.a.1.0", "layers.b.0"], "layers.a", ("Block",)),
+        id="lists in a dictionary",
+    ),
+    pytest.param(
+        Model(layers=listed(listed(Leaf(), Leaf()), listed(Leaf()))),
+        (["layers.0.0", "layers.0.1", "layers.1.0"], "layers.0", ("Leaf",)),
+        id="leaves in lists in a list",
+    ),
+    pytest.param(
+        Model(encoder=listed(shared := Block(), Block()), decoder=listed(shared, shared)),
+        (["encoder.0", "encoder.1"], "encoder", ()),
+        id="a container of another one's blocks",
+    ),
     pytest.param(Model(layers=listed(Leaf(), Leaf())), (["layers.0", "layers.1"], "layers", ()), id="leaves"),
     pytest.param(nn.Linear(2, 2), None, id="nothing"),
     pytest.param(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), None, id="no block"),

@@ -144,5 +144,8 @@ def test_a_checkpointed_model_is_refused() -> None:
 
 def test_a_step_without_blocks_is_refused() -> None:
     model = Gated()
-    with pytest.raises(StrategyError, match=r"^ac\.layers_fqn: no block ran in the step"):
+    with pytest.raises(
+        StrategyError,
+        match=r"^ac\.layers_fqn: no block ran in the step; .*; name modules that the model calls$",
+    ):
         capture(lambda: None, ModelModules(blocks=model.blocks), device=CPU)

@@ -7,6 +7,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -298,6 +299,14 @@ def channels_first(module: Any, h: Tensor) -> Tensor:
     return outputs
 
 
+def used(norm: nn.BatchNorm1d, h: Tensor) -> Tensor:
+    return functional.batch_norm(h, norm.running_mean, norm.running_var)
+
+
+def batch_norm_anew(h: Tensor) -> Tensor:
+    return functional.batch_norm(h, torch.zeros(WIDE), torch.ones(WIDE), training=True)
+
+
 def only(name: str, make: Callable[[], Any]) -> Parts:
     return lambda: {name: make()}
 
@@ -366,6 +375,34 @@ BETWEEN: dict[str, tuple[Between, Parts]] = {
     "batch norm, units in place": (
         lambda b, h: flat(b.norm, h).relu_(),
         only("norm", lambda: nn.BatchNorm1d(WIDE)),
+    ),
+    "batch norm that watches a value, which is written to afterwards": (
+        lambda b, h: (flat(b.norm, h.detach()), h.relu_(), h.detach().repeat(1, 1, 16))[1],
+        only("norm", lambda: nn.BatchNorm1d(WIDE, affine=False)),
+    ),
+    "batch norm twice": (
+        lambda b, h: flat(b.norm, flat(b.norm, h).relu_()).tanh(),
+        only("norm", lambda: nn.BatchNorm1d(WIDE)),
+    ),
+    "batch norm that does not train": (
+        lambda b, h: flat(b.norm, h).relu(),
+        only("norm", lambda: nn.BatchNorm1d(WIDE).eval()),
+    ),
+    "batch norm, its statistics read before": (
+        lambda b, h: flat(b.norm, (h - b.norm.running_mean).exp()),
+        only("norm", lambda: nn.BatchNorm1d(WIDE)),
+    ),
+    "batch norm, its statistics used before": (
+        lambda b, h: flat(b.norm, flat(partial(used, b.norm), h).exp()),
+        only("norm", lambda: nn.BatchNorm1d(WIDE)),
+    ),
+    "batch norm of statistics of its own": (
+        lambda _, h: flat(batch_norm_anew, h).relu(),
+        dict,
+    ),
+    "instance norm with statistics": (
+        lambda b, h: channels_first(b.norm, h).relu(),
+        only("norm", lambda: nn.InstanceNorm1d(WIDE, affine=True, track_running_stats=True)),
     ),
     "group norm": (lambda b, h: channels_first(b.norm, h), only("norm", lambda: nn.GroupNorm(4, WIDE))),
     "root mean square norm": (lambda b, h: b.norm(h), only("norm", lambda: nn.RMSNorm(WIDE))),
@@ -611,16 +648,38 @@ class WrittenOutputs(Plain):
         return x
 
 
-class Skips(Plain):
-    """Calls one block never, and one twice."""
+class InOrder(Model):
+    """Calls its blocks by number."""
 
-    def __init__(self) -> None:
-        super().__init__(blocks=3)
+    def __init__(self, *numbers: int, between: Between = saving, parts: Parts = dict) -> None:
+        super().__init__(lambda: Block(between, parts), blocks=3)
+        self.numbers = numbers
 
     def through(self, x: Tensor) -> Tensor:
-        for number in (0, 2, 2):
+        for number in self.numbers:
             x = self.layers[number](x)
         return x
+
+
+class Turned(Plain):
+    """Calls a block for rows, and for columns."""
+
+    def through(self, x: Tensor) -> Tensor:
+        first, second = self.layers
+        outputs: Tensor = first(second(first(x)).transpose(0, 1).contiguous())
+        return outputs.transpose(0, 1)
+
+
+class Siamese(Plain):
+    """Compares what its blocks make of two inputs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) - super().forward(x.flip(0))
+
+
+def normed(block: Any, h: Tensor) -> Tensor:
+    outputs: Tensor = functional.dropout(flat(block.norm, h).relu_(), 0.1)
+    return outputs
 
 
 class Teacher(Plain):
@@ -821,7 +880,14 @@ MODELS: dict[str, Callable[[], Model]] = {
     "bfloat16": Half,
     "autocast around the model": Autocast,
     "outputs written in place by the model": WrittenOutputs,
-    "a block that is not called, and one called twice": Skips,
+    "a block that is not called, and one called twice": lambda: InOrder(0, 2, 2),
+    "a block called four times": lambda: InOrder(0, 0, 0, 0),
+    "blocks called in turns": lambda: InOrder(0, 1, 2, 0, 1, 2),
+    "blocks with batch norms, called in turns": lambda: InOrder(
+        0, 1, 0, 1, between=normed, parts=only("norm", lambda: nn.BatchNorm1d(WIDE))
+    ),
+    "blocks called for two inputs": Siamese,
+    "a block called for inputs of two shapes": Turned,
     "a forward without gradients before": Teacher,
     "a block in evaluation mode": OneEvaluates,
     "inputs written in place": lambda: Model(

@@ -18,7 +18,7 @@ from strategies.ac.budget import Budget
 from strategies.budget.eager import carrying_out
 from strategies.budget.eager.first_call import shadow_step
 from strategies.budget.plan import Plan
-from strategies.budget.planning.planner import Planner
+from strategies.budget.planning.known_plans import KnownPlans, WayToPlan
 from strategies.step.call_sizes import FIRST_CALL
 from strategies.step.plan_capture import capture
 from strategies.step.step_graph import StepGraph
@@ -113,10 +113,13 @@ def examine_plans(make: Callable[[], Model], x: Tensor) -> None:
     plain_bytes = measured_peak_bytes(model, [x], step_of(model, x))
     graph, changed = graph_of(make(), x), 0
     for share, host_bytes in ((0.0, 0), (ROOM, HOST_BYTES)):
-        planner = Planner(graph, host_bytes=host_bytes)
-        assert planner.plain_peak_bytes == plain_bytes
-        smallest = planner.minimum_feasible_bytes
-        changed += examine(make, x, planner.plan(int(smallest + share * (plain_bytes - smallest))))
+        way = WayToPlan(
+            graph=graph, objective="flops", host_bytes=host_bytes, nests=True, is_taped=True, chunk=None
+        )
+        plans = KnownPlans([way], "flops")
+        found_bytes, smallest = plans.range_bytes()
+        assert found_bytes == plain_bytes
+        changed += examine(make, x, plans.plan(int(smallest + share * (plain_bytes - smallest))))
     assert changed
 
 

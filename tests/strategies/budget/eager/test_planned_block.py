@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from strategies import StrategyError
-from strategies.budget.plan import BlockPlan, Value
+from strategies.budget.plan import BlockPlan, Drop, Value
 from strategies.regions.host_copies import HostLedger
 from tests.strategies.budget.eager.idioms import Square, gradient_inside
 from tests.strategies.budget.planning.planning_by_hand import Made, enclose, made_in, some
@@ -241,6 +241,31 @@ def test_gradients_are_bitwise_those_of_the_plain_block(
     expected, found = trained(plain, x), trained(block, x)
     assert len(expected) == len(found)
     assert all(map(torch.equal, expected, found))
+
+
+@pytest.mark.parametrize("after", [(1,), (1, 3)])
+@pytest.mark.parametrize("between", BETWEEN.values(), ids=BETWEEN)
+def test_gradients_are_equal_where_all_is_dropped_in_backward(
+    between: Callable[[Body, Tensor], Any], after: tuple[int, ...]
+) -> None:
+    x = torch.randn(6, WIDTH)
+    plain, block = made_block(between), made_block(between)
+    made = planned(made_block(between), x, 0.0)
+    drop = tuple(Drop(*value, after) for value in made.values)
+    keep = some(made.values, 0.35, seed=0)
+    enclose(block, BlockPlan(fqn="body", keep=keep, drop=drop, operators=made.operators))
+    assert all(map(torch.equal, trained(plain, x), trained(block, x)))
+
+
+@pytest.mark.parametrize(("kept", "dropped"), [((), (1, 2)), ((1,), (1,))])
+def test_what_forward_itself_asks_for_is_dropped(kept: tuple[int, ...], dropped: tuple[int, ...]) -> None:
+    x = torch.randn(6, WIDTH)
+    plain, block = made_block(gradient_inside), made_block(gradient_inside)
+    made = planned(made_block(gradient_inside), x, 0.0)
+    keep = tuple(made.values[number] for number in kept)
+    drop = tuple(Drop(*made.values[number], (1,)) for number in dropped)
+    enclose(block, BlockPlan(fqn="body", keep=keep, drop=drop, operators=made.operators))
+    assert all(map(torch.equal, trained(plain, x), trained(block, x)))
 
 
 NAMED = {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,30 +12,34 @@ from torch import Tensor, nn
 from strategies.budget.eager.carrying_out import enclose
 from strategies.regions.blocks import ModelModules
 from tests.strategies.budget.eager.test_carried_out import trained
-from tests.strategies.budget.planning.grouping_by_hand import grouped
-from tests.strategies.budget.small_steps import WIDTH, Gated, WithBlocks, measured_peak_bytes, step_of
+from tests.strategies.budget.planning.grouping_by_hand import grouped, groups_of
+from tests.strategies.budget.small_steps import WIDTH, Gated, WithBlocks, measured_peak_bytes, normed, step_of
 from tests.strategies.step.test_plan_capture import captured
 
-ROWS = {
-    "all blocks, nothing kept": (0.0, [(0, 3)], 0.0),
-    "all blocks, half kept": (0.1, [(0, 3)], 0.5),
-    "in the middle, a little kept": (0.1, [(1, 2)], 0.2),
-    "two groups, most kept": (0.1, [(0, 1), (2, 3)], 0.9),
-    "between untouched blocks, nothing kept": (0.1, [(1, 2)], 0.0),
+DROPS = partial(Gated, 0.1)
+ROWS: dict[str, tuple[Callable[[], Gated], list[tuple[int, int]], float]] = {
+    "all blocks, nothing kept": (Gated, [(0, 3)], 0.0),
+    "all blocks, half kept": (DROPS, [(0, 3)], 0.5),
+    "in the middle, a little kept": (DROPS, [(1, 2)], 0.2),
+    "two groups, most kept": (DROPS, [(0, 1), (2, 3)], 0.9),
+    "between untouched blocks, nothing kept": (DROPS, [(1, 2)], 0.0),
+    "batch norms, nothing kept": (normed, [(0, 3)], 0.0),
+    "batch norms, half kept": (normed, [(0, 1), (2, 3)], 0.5),
 }
 
 
-@pytest.mark.parametrize(("dropout", "spans", "share"), ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize(("make", "spans", "share"), ROWS.values(), ids=ROWS)
 def test_predicted_bytes_and_flops_are_measured(
-    dropout: float, spans: list[tuple[int, int]], share: float
+    make: Callable[[], Gated], spans: list[tuple[int, int]], share: float
 ) -> None:
     x = torch.randn(2, 8, WIDTH)
-    graph = captured(Gated(dropout), x)
+    graph = captured(make(), x)
+    assert set(spans) <= {(start, end) for start, end, _ in groups_of(graph).all()}
     plan = grouped(graph, spans, share)
-    planned = Gated(dropout)
+    plain, planned = make(), make()
     enclose(plan, ModelModules(blocks=planned.blocks))
-    (expected, _), (found, flops) = trained(Gated(dropout), x), trained(planned, x)
-    assert all(map(torch.equal, expected, found))
+    (expected, _), (found, flops) = trained(plain, x), trained(planned, x)
+    assert all(map(torch.equal, [*expected, *plain.buffers()], [*found, *planned.buffers()]))
     assert flops == graph.flops + plan.extra_flops
     assert measured_peak_bytes(planned, [x], step_of(planned, x)) == plan.predicted_peak_bytes
 

@@ -23,12 +23,14 @@ from strategies.budget.planning.simulation import Decision, Schedule
 from strategies.regions.blocks import ModelModules
 from strategies.step.step_graph import StepGraph
 from tests.strategies.budget.planning.test_enumeration import Blocks, Residual, linear
+from tests.strategies.budget.planning.test_simulation import SortedBlock
 from tests.strategies.budget.small_steps import (
     WIDTH,
     Attending,
     Gated,
     GatedBlock,
     measured_peak_bytes,
+    normed,
     step_of,
 )
 from tests.strategies.step.test_plan_capture import captured
@@ -145,6 +147,30 @@ def test_a_drop_that_no_request_follows_is_no_decision() -> None:
         assert decision.drops == ({(storage, number)} if number < uses[storage] else frozenset())
 
 
+def test_a_drop_that_no_request_follows_without_another_one_is_no_decision() -> None:
+    caller = Planner(captured(SortedBlock(), torch.randn(64, WIDTH)))._callers[0]
+    doubled, order = 0, 2  # the order is there by the way, if it is not dropped after its last request
+    fates = Fates(0, 0, 0, frozenset({(doubled, 1), (order, 1)}))
+    assert Schedule.of(caller.call, fates.decided(caller.call.program)).uses()[doubled] == 2
+    assert caller._decided(fates) == Decision()
+
+
+def test_a_drop_runs_nothing_again_that_may_not_run_again() -> None:
+    block = nn.Sequential(
+        Residual(nn.Sequential(linear(16, 16), nn.BatchNorm1d(16))), nn.GELU(), linear(16, 16)
+    )
+    caller = Planner(captured(Blocks([block]), torch.randn(64, 16)))._callers[0]
+    program = caller.call.program
+    maker, total = next((u, u.makes[0]) for u in program.units if u.name == "aten.add.Tensor")
+    assert total in program.droppable
+    fates = Fates.of(program, Decision(keep=program.completed(frozenset({total}))))
+    assert not fates.keep & program.runs.bits_of(maker.reads), "who keeps it, needs no operand of it"
+    decision = caller._decided(fates._replace(drops=frozenset({(total, 1)})))
+    assert decision.drops
+    runs = Schedule.of(caller.call, decision).requests.values()
+    assert all(program.units[unit].is_repeatable for run in runs for unit in run.units)
+
+
 def test_what_is_made_anew_takes_along_what_only_it_is_made_of() -> None:
     block = nn.Sequential(Residual(linear(16, 16)), nn.GELU(), linear(16, 16))
     caller = Planner(captured(Blocks([block]), torch.randn(256, 16)))._callers[0]
@@ -204,6 +230,35 @@ def test_what_may_not_run_again_never_does(name: str) -> None:
     plan = careful.plan(careful.minimum_feasible_bytes)
     again = {value.name for block in plan.blocks for value in block.recompute}
     assert ("aten.addmm.default" in again, name in again) == (True, False)
+
+
+NORMS = {
+    "that trains": (lambda: nn.BatchNorm1d(WIDTH), torch.float32, True),
+    "without weights": (lambda: nn.BatchNorm1d(WIDTH, affine=False), torch.float32, True),
+    "without statistics": (
+        lambda: nn.BatchNorm1d(WIDTH, track_running_stats=False),
+        torch.float32,
+        True,
+    ),
+    "that does not train": (lambda: nn.BatchNorm1d(WIDTH).eval(), torch.float32, True),
+    "whose statistics alone are float32": (
+        lambda: nn.BatchNorm1d(WIDTH, affine=False),
+        torch.bfloat16,
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize(("norm", "dtype", "runs_again"), NORMS.values(), ids=NORMS)
+def test_a_batch_norm_runs_again_where_it_gives_the_same(
+    norm: Callable[[], nn.BatchNorm1d], dtype: torch.dtype, runs_again: bool
+) -> None:
+    model = normed(norm)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16, cache_enabled=False):
+        planner = Planner(captured(model, torch.randn(8, 32, WIDTH)))
+    plan = planner.plan(planner.minimum_feasible_bytes)
+    again = {value.name for block in plan.blocks for value in block.recompute}
+    assert ("aten.native_batch_norm.default" in again) == runs_again
 
 
 def test_a_plan_says_what_is_kept_and_what_runs_again() -> None:
