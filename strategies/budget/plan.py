@@ -484,6 +484,14 @@ def _unsound_block(block: BlockPlan) -> Iterator[str]:
                 yield f"{fate} names {value}, and inputs can be offloaded alone"
             if fates.setdefault(value, fate) not in {fate, "recompute"}:
                 yield f"{value} is in {fates[value]} and in {fate}"
+    yield from _unsound_drops(block, fates)
+
+
+def _unsound_drops(block: BlockPlan, fates: Mapping[Value, str]) -> Iterator[str]:
+    if block.drop and (block.plain or block.rerun or block.group or block.graph):
+        yield "it drops values, and is plain, runs again as a whole, is in a group or compiled"
+    often = Counter(drop.value for drop in block.drop)
+    yield from (f"{value} is in drop more than once" for value, count in often.items() if count > 1)
     yield from (problem for drop in block.drop for problem in _unsound_drop(drop, block, fates))
 
 

@@ -100,6 +100,13 @@ CONTRADICTORY: dict[str, tuple[dict[str, Any], str]] = {
     "a drop after no request": (changed({"drop": [[3, 0, "a", []]]}), "is dropped after []"),
     "a drop before the first": (changed({"drop": [[3, 0, "a", [0, 1]]]}), "from 1 up"),
     "drops that go down": (changed({"drop": [[3, 0, "a", [2, 1]]]}), "after [2, 1], which must go up"),
+    "a drop twice": (
+        changed({"drop": [[3, 0, "a", [1]], [3, 0, "a", [2]]]}),
+        "a.0 (3) is in drop more than once",
+    ),
+    "a drop of a block that stays": (changed({"plain": True}), "it drops values, and is plain"),
+    "a drop in a group": (changed({"group": "layers.0"}), "is in a group"),
+    "a drop in a graph": (changed({"graph": "0" * 32}), "or compiled"),
     "kept and made anew": (changed({"again": [[3, 0, "aten.addmm.default"]]}), "(3) is in keep and in again"),
 }
 
