@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -19,7 +20,15 @@ from strategies.budget.kept import Answers
 from strategies.budget.planning.block_program import BlockProgram, PlannedCall
 from strategies.budget.planning.least_bytes import LeastBytes
 from strategies.budget.planning.rerun import Rerun
-from strategies.budget.planning.simulation import PLAIN, RERUN, Decision, Effect, Schedule, effect_of
+from strategies.budget.planning.simulation import (
+    PLAIN,
+    RERUN,
+    Decision,
+    Effect,
+    Schedule,
+    effect_of,
+    effect_of_schedule,
+)
 from strategies.budget.planning.units import Run
 from strategies.estimate.operator_cost import machine_for
 from strategies.step.step_graph import StepGraph
@@ -184,6 +193,17 @@ class CallOptions:
             cost=self._cost(effect),
             effect=effect,
         )
+
+    def effect_beside(self, decision: Decision, held: AbstractSet[int]) -> Effect:
+        """Return the bytes of a decision where other blocks hold some storages longer.
+
+        Args:
+            decision: the decision.
+            held: numbers of these storages in the step.
+        """
+        outer = enumerate(self.call.outer_storages)
+        owned = frozenset(-1 - number for number, storage in outer if storage not in held)
+        return effect_of_schedule(Schedule.of(self.call, decision), self._random_state_bytes, owned)
 
     def highest(self, effect: Effect) -> tuple[int, int, int]:
         """Return the highest total of forward, the bytes that wait for backward, and its highest total.

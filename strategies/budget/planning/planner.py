@@ -188,6 +188,7 @@ class Planner:
         ]
         self._callers = [each(may_offload=host_bytes > 0) for each in found]
         self._without_host = [each() for each in found] if host_bytes else []
+        self._beside_others: dict[object, Effect] = {}
         self._unplanned = self._why_unplanned()
         self._stages = self._made_stages()
         self._groups: Groups | None = None
@@ -274,7 +275,7 @@ class Planner:
 
     def _beyond_backward(self) -> str:
         """Say where the smallest peak lies, if it is where no value of a block lives any more."""
-        effects = [each.effect for each in self._smallest]
+        effects = self._effects(self._smallest)
         moment = int(totals_of(self._graph, effects).argmax())
         ends = [operator.end for operator in self._graph.operators if operator.node]
         if moment <= max(ends, default=moment):
@@ -581,7 +582,30 @@ class Planner:
         return sum(self._cost(each.effect) for each in chosen)
 
     def _peak_bytes(self, chosen: Sequence[Chosen]) -> int:
-        return peak_bytes(self._graph, [each.effect for each in chosen])
+        return peak_bytes(self._graph, self._effects(chosen))
+
+    def _effects(self, chosen: Sequence[Chosen]) -> list[Effect]:
+        """Return the effects of a choice, in which the bytes of a storage are those of its last holder.
+
+        Of what a block makes and the next one reads again, or of a mask that all blocks read, each effect
+        alone counts the bytes.
+        """
+        last: dict[int, tuple[int, int]] = {}  # moment, and number among the chosen
+        for number, each in enumerate(chosen):
+            for storage, until in each.effect.holds.items():
+                last[storage] = max(last.get(storage, (-1, -1)), (until, number))
+        found = []
+        for number, each in enumerate(chosen):
+            others = {storage for storage in each.effect.holds if last[storage][1] != number}
+            caller = self._caller_of(each) if others else None
+            if caller is None or each.option is None:
+                found.append(each.effect)
+                continue
+            key = each.start, each.span, each.option.decision, frozenset(others)
+            if key not in self._beside_others:
+                self._beside_others[key] = caller.effect_beside(each.option.decision, others)
+            found.append(self._beside_others[key])
+        return found
 
     def _made_stages(self) -> list[Stage]:
         """Return for each call of a block its options and the bytes that others hold around it."""

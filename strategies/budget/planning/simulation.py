@@ -84,6 +84,7 @@ class Effect:
         linked_bytes: bytes of what the call reads of the call before in its group, and is made again.
         inputs: last moments without and with the effect, and bytes, of storages that a checkpoint holds as
             inputs, by their numbers in the step. `gains` has them; `totals_of` counts each once.
+        holds: last moments of storages that the call holds longer than the step, by their numbers in it.
     """
 
     gains: Counter[int] = field(default_factory=Counter)
@@ -98,6 +99,7 @@ class Effect:
     second_bytes: int = 0
     linked_bytes: int = 0
     inputs: Mapping[int, tuple[int, int, int]] = field(default_factory=dict)
+    holds: Mapping[int, int] = field(default_factory=dict)
 
     def most_bytes(self, start: int, end: int) -> int:
         """Return the most bytes that the effect adds at the moments from `start` to `end`."""
@@ -141,7 +143,7 @@ def effect_of_schedule(
     Args:
         schedule: when what happens.
         random_state_bytes: bytes on the device of the state of a random operator.
-        owned: storages from outside that no other member of the group holds longer; `None`: all.
+        owned: storages from outside that no other block holds longer; `None`: all.
     """
     return _Walk(schedule, random_state_bytes, owned).effect
 
@@ -416,6 +418,7 @@ class _Walk:
         self._copied = schedule.copied
         self._held: set[int] = set()
         self._freed = self._kept_until(owned)
+        effect.holds = {schedule.call.number_of(each): schedule.last[each] for each in self._held}
         self._hold_from_forward()
         if schedule.second is not None:
             self._run_second(schedule.second)

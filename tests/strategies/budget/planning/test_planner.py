@@ -29,6 +29,7 @@ from tests.strategies.budget.small_steps import (
     Attending,
     Gated,
     GatedBlock,
+    WithBlocks,
     measured_peak_bytes,
     normed,
     step_of,
@@ -379,3 +380,68 @@ def _loop(steps: int) -> StepGraph:
     model = Gated(blocks=1)
     model.layers = nn.ModuleList([Recurrent()])
     return captured(model, torch.randn(64, steps, WIDTH))
+
+
+class Masked(WithBlocks):
+    """Blocks that read a mask, which nothing but what runs again needs in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(AddsMask() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.ones(x.shape[0], x.shape[1], WIDTH).cumsum(1)
+        for block in self.layers:
+            x = block(x, mask)
+        return x
+
+
+class AddsMask(nn.Module):
+    """A linear, of whose result autograd saves functions alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        outputs: Tensor = x + self.down((self.up(x) + mask).exp().sin())
+        return outputs
+
+
+class EndsInTanh(nn.Module):
+    """A block whose backward needs its result, which the next one reads for what it makes again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.down((x + 1).sin().exp()).tanh()
+        return outputs
+
+
+HELD_TWICE: dict[str, tuple[Callable[[], WithBlocks], str]] = {
+    "a mask that all blocks read": (Masked, "aten.addmm.default"),
+    "what the next block reads again": (
+        lambda: Blocks([EndsInTanh() for _ in range(4)]),
+        "aten.tanh.default",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "kept"), HELD_TWICE.values(), ids=HELD_TWICE)
+def test_what_several_blocks_hold_counts_once(make: Callable[[], WithBlocks], kept: str) -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(8, 32, WIDTH), make()
+    blocks = ModelModules(blocks=model.blocks)
+    whole = Planner(captured(model, x), nests=False)
+    chosen = []
+    for number, call in enumerate(whole._calls):
+        first = next(unit for unit in call.program.units if unit.name == kept)
+        chosen.append(whole._decided(number, Decision(keep=frozenset(first.makes))))
+    blocks_of_plan = tuple(block for each in chosen for block in whole._block_plans(each))
+    plan = replace(whole.plan(whole.plain_peak_bytes), blocks=blocks_of_plan)
+    enclose(plan, blocks)
+    model.zero_grad()
+    assert measured_peak_bytes(model, [x], step_of(model, x)) == whole._peak_bytes(chosen)
