@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from strategies.budget.eager.carrying_out import enclose
 from strategies.budget.planning.block_options import CallOptions, Fates, Option, _with_operands
+from strategies.budget.planning.block_program import planned_call
 from strategies.budget.planning.lower_bound import LowerBound
 from strategies.budget.planning.planner import BudgetBelowMinimum, Planner
 from strategies.budget.planning.simulation import Decision, Schedule
@@ -157,18 +158,20 @@ def test_a_drop_that_no_request_follows_without_another_one_is_no_decision() -> 
 
 
 def test_a_drop_runs_nothing_again_that_may_not_run_again() -> None:
-    block = nn.Sequential(
-        Residual(nn.Sequential(linear(16, 16), nn.BatchNorm1d(16))), nn.GELU(), linear(16, 16)
-    )
-    caller = Planner(captured(Blocks([block]), torch.randn(64, 16)))._callers[0]
-    program = caller.call.program
-    maker, total = next((u, u.makes[0]) for u in program.units if u.name == "aten.add.Tensor")
+    block = nn.Sequential(Residual(linear(16, 16)), nn.GELU(), linear(16, 16))
+    step = captured(Blocks([block]), torch.randn(64, 16))
+    call = planned_call(step, step.calls[0])
+    product, *others = call.program.units
+    units = (replace(product, is_repeatable=False), *others)  # as one that ends with a collective
+    call = replace(call, program=replace(call.program, units=units))
+    caller = CallOptions(step, call, lambda effect: effect.flops, random_state_bytes=0, may_drop=True)
+    program, (total,) = call.program, others[0].makes
     assert total in program.droppable
     fates = Fates.of(program, Decision(keep=program.completed(frozenset({total}))))
-    assert not fates.keep & program.runs.bits_of(maker.reads), "who keeps it, needs no operand of it"
+    assert not fates.keep & program.runs.bits_of(product.makes), "who keeps it, needs no operand of it"
     decision = caller._decided(fates._replace(drops=frozenset({(total, 1)})))
     assert decision.drops
-    runs = Schedule.of(caller.call, decision).requests.values()
+    runs = Schedule.of(call, decision).requests.values()
     assert all(program.units[unit].is_repeatable for run in runs for unit in run.units)
 
 
