@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import chain
-from types import CellType, CodeType, FunctionType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Self
 
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from strategies.estimate.anatomy import CONSTANTS, HoldingKind, is_empty, kind_o
 Cached = functools._lru_cache_wrapper  # noqa: SLF001 (no public name)
 _FOREIGN = ("torch", "harness", "strategies", "builtins")
 _FORMS = ("sequence", "mapping", "set", "buffer", "generator")
+_BINDING = frozenset({MethodType, classmethod, staticmethod})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,9 @@ class Place:
         return f"{owner['__name__'] if is_file else owner.__qualname__}.{self.name}"
 
     def get(self) -> Any:
-        """Return what is there."""
+        """Return what is there; `None` for a variable that is deleted."""
         if isinstance(self.owner, CellType):
-            return self.owner.cell_contents
+            return None if is_empty(self.owner) else self.owner.cell_contents
         return self.owner.get(self.name) if isinstance(self.owner, dict) else vars(self.owner).get(self.name)
 
     def put(self, value: Any) -> None:
@@ -232,7 +233,8 @@ def _functions_of(model: nn.Module) -> list[FunctionType | Cached[Any]]:
 
 def _function(value: Any) -> FunctionType | Cached[Any] | None:
     """Return the user's function that a value is, or is bound from."""
-    function = getattr(value, "__func__", value)
+    # other values are asked for nothing: what stands for a package that is missing raises
+    function = value.__func__ if type(value) in _BINDING else value
     is_own = isinstance(function, FunctionType | Cached) and not _is_foreign(function)
     return function if is_own else None
 

@@ -99,9 +99,9 @@ def is_container(value: Any) -> bool:
     return type(value) in _CONTAINERS
 
 
-def _kinds_of(parts: Sequence[nn.Module]) -> tuple[list[int], list[type], list[int]]:
+def _kinds_of(parts: Sequence[nn.Module]) -> tuple[list[int], list[type], list[tuple[int, int, int]]]:
     """Return which modules these are, of which classes, and how many tensors and attributes each may hold."""
-    counts = [len(part.__dict__) + len(part._parameters) + len(part._buffers) for part in parts]  # noqa: SLF001 (as above)
+    counts = [(len(part.__dict__), len(part._parameters), len(part._buffers)) for part in parts]  # noqa: SLF001 (as above)
     return list(map(id, parts)), list(map(type, parts)), counts
 
 

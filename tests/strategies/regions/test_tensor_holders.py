@@ -45,11 +45,18 @@ def test_tensors_are_found_by_kind() -> None:
     ]
 
 
+def _parameter_of(module: nn.Module, name: str) -> None:
+    value = getattr(module, name)
+    delattr(module, name)
+    module.register_parameter(name, nn.Parameter(value))
+
+
 CHANGES: dict[str, tuple[bool, Callable[[Any], object]]] = {
     "nothing": (True, lambda _: None),
     "an attribute that was None": (True, lambda module: setattr(module, "later", torch.zeros(1))),
     "another attribute": (False, lambda module: setattr(module, "more", torch.zeros(1))),
     "a parameter": (False, lambda module: setattr(module, "scale", nn.Parameter(torch.zeros(1)))),
+    "a parameter in place of an attribute": (False, lambda module: _parameter_of(module, "attribute")),
     "a buffer": (False, lambda module: module.register_buffer("more", torch.zeros(1))),
     "another module in place of one": (False, lambda module: setattr(module, "linear", nn.Linear(1, 1))),
     "another class": (False, lambda module: setattr(module, "__class__", type("Other", (Holding,), {}))),
