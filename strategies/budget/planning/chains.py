@@ -20,7 +20,7 @@ from strategies.budget.planning.block_program import BlockProgram, PlannedCall, 
 from strategies.budget.planning.simulation import Decision
 from strategies.step.step_graph import BlockCall, StepGraph, StepOperator, is_written
 
-_MOST_BLOCKS, _MOST_UNITS = 8, 64
+_MOST_BLOCKS, _MOST_UNITS = 8, 160
 """Blocks of a chain, and units of them all: the search takes as long as for one block of so many units."""
 
 _JOINED = 12
