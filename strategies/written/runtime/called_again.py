@@ -1,5 +1,6 @@
 """A block whose forward runs again in backward, with the parameters and buffers that it had."""
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -7,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import SUPPORTED_NODES, tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from strategies.written.runtime.found_blocks import NAME
+
+NUMBERS = frozenset({bool, float, int, str})
 
 
 def version(tensor: Tensor) -> int:
@@ -32,8 +35,24 @@ def others(block: nn.Module, given: Sequence[Any]) -> list[tuple[Tensor, int]]:
     owners = [own for each in block.modules() for own in (each._buffers, vars(each))]
     held = [value for own in owners for name, value in own.items() if name not in {"_parameters", "_modules"}]
     parts = [each for each in (*held, *given) if isinstance(each, (dict, list, tuple))]
-    tensors = [each for each in (*held, *tree_leaves(parts)) if isinstance(each, Tensor)]
+    tensors = [*(each for each in held if isinstance(each, Tensor)), *tensors_in(parts)]
     return [(each, version(each)) for each in tensors]
+
+
+def tensors_in(parts: Sequence[Any]) -> list[Tensor]:
+    """Return the tensors in containers, which may hold themselves, or a million numbers."""
+    found, seen, waiting = list[Tensor](), set[int](), list(parts)
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, Tensor):
+            found.append(each)
+        elif isinstance(each, (dict, list, tuple, deque)):
+            held = () if id(each) in seen else each.values() if isinstance(each, dict) else each
+            seen.add(id(each))
+            waiting += [one for one in held if type(one) not in NUMBERS]
+        elif type(each) in SUPPORTED_NODES:
+            waiting += tree_leaves(each)
+    return found
 
 
 def storages(values: Any) -> set[int]:

@@ -168,13 +168,15 @@ class Reads(nn.Module):
         super().__init__()
         self.linear = nn.Linear(4, 4)
         self.attribute, self.listed = torch.zeros(4), [torch.zeros(4)]
+        self.cyclic: list[Any] = [{"deep": [torch.zeros(4)], "numbers": range(9)}]
+        self.cyclic.append(self.cyclic)
         for name in ("table", "unread", "count"):
             self.register_buffer(name, torch.zeros(4))
 
     def forward(self, x: Tensor, given: tuple[Tensor, ...]) -> Tensor:
         """Return gelu(linear(x) + what it reads), and count."""
         self.count.add_(1)
-        read = self.table + self.attribute + self.listed[0] + given[0]
+        read = self.table + self.attribute + self.listed[0] + self.cyclic[0]["deep"][0] + given[0]
         return nn.functional.gelu(self.linear(x) + read)
 
 
@@ -196,6 +198,7 @@ READ: dict[str, tuple[bool, Callable[[Any, Any], Tensor]]] = {
     "a buffer": (True, lambda block, _: block.table),
     "an attribute": (True, lambda block, _: block.attribute),
     "a list": (True, lambda block, _: block.listed[0]),
+    "a list in a list that holds itself": (True, lambda block, _: block.cyclic[0]["deep"][0]),
     "a tuple of the arguments": (True, lambda _, model: model.given[0]),
     "a buffer that is not read": (False, lambda block, _: block.unread),
     "what forward writes to": (False, lambda block, _: block.count),
