@@ -68,11 +68,14 @@ class Predictions:
         """
         subject = self.subject
         self.add("none", "none", subject.plain, write=None)
-        self.add("full", f"all {len(self.names)} blocks again", subject.variant("full"), write=self._again)
+        self._attempt("full", f"all {len(self.names)} blocks again", subject.variant("full"), self._again)
         self._attempt(
             "selective_op", "products and attention stay", subject.variant("selective_op"), self._kept
         )
         if self._fits("none"):
+            return
+        if "full" not in self._steps:  # blocks cannot run again as a whole; their operators may
+            self._budget()
             return
         if self._fits("full"):
             self._first_blocks()
@@ -174,8 +177,8 @@ class Predictions:
         """Predict an option that the model may not allow; say why where it does not."""
         try:
             self.add(variant, title, experiment, write, needs_acbench=write is None)
-        except (ConfigError, StrategyError) as error:
-            self.notes.append(f"{variant} has no prediction: {error}")
+        except (ConfigError, StrategyError, RuntimeError) as error:  # the last one of the model's own code
+            self.notes.append(f"{variant} has no prediction: {str(error).splitlines()[0]}")
 
     def _first_blocks(self) -> None:
         """Add the first k blocks again, with the smallest k that fits; early ones are far from the peak."""

@@ -203,6 +203,37 @@ def writes_statistics() -> tuple[nn.Module, tuple[Tensor, ...], Callable[[Tensor
     return InBranches(), (torch.randn(64, 8),), lambda outputs: outputs.square().mean()
 
 
+class OfAllBefore(nn.Module):
+    """A block that reads all that its caller has in a list."""
+
+    def __init__(self, before: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(before, 8)
+
+    def forward(self, found: list[Tensor]) -> Tensor:
+        """Return a function of all that was found so far."""
+        return torch.tanh(self.linear(torch.cat(found, dim=1)))
+
+
+class Dense(nn.Module):
+    """Blocks that read what those before have made, from a list that grows meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(OfAllBefore(8 * number) for number in range(1, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return all that was made."""
+        found = [x]
+        for block in self.blocks:
+            found.append(block(found))
+        return torch.cat(found, dim=1)
+
+
+def reads_a_growing_list() -> tuple[nn.Module, tuple[Tensor, ...], Callable[[Tensor], Tensor]]:
+    return Dense(), (torch.randn(4096, 8),), lambda outputs: outputs.square().mean()
+
+
 def knows_few_words() -> nn.Module:
     model = Stack()
     model.embedding = nn.Embedding(8, _WIDTH)

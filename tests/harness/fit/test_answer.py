@@ -212,6 +212,19 @@ def test_an_option_that_differs_has_no_file_and_a_remedy(
     assert not (tmp_path / "fit").exists()
 
 
+def test_what_cannot_run_again_is_said_and_a_plan_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"{FACTORY}:reads_a_growing_list", "--on=epyc_9004", "--gib=0.0049"]
+    assert run([*words, "--out", str(tmp_path / "fit")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("USE budget (plan of acbench): ")
+    (noted,) = [line for line in lines if "has no prediction: " in line]
+    assert noted.startswith(
+        "not known: full has no prediction: the recomputation of 'blocks.3' raises RuntimeError: "
+    )
+
+
 def test_a_model_that_knows_fewer_tokens_is_unproven(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
