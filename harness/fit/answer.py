@@ -60,13 +60,8 @@ class Answer:
     @property
     def command(self) -> str | None:
         """The `acbench` command that measures the plain step and the answer; `None` where none does."""
-        if self.subject.factory is None and name_of(self.subject.experiment.model) == "in_process":
-            return None
-        words = command(self.subject.plain.to_dict())
-        if words is None:
-            return None
-        use = self.use
-        if use is None or use.variant == "none":
+        words, use = self._plain_command, self.use
+        if words is None or use is None or use.variant == "none":
             return words
         is_file = use.file is not None and not use.needs_acbench
         return f"{words} {shlex.join(('ac=file', f'ac.path={use.file}') if is_file else use.overrides)}"
@@ -77,7 +72,8 @@ class Answer:
         Raises:
             ValueError: nothing fits, or nothing has to be switched on.
         """
-        text = None if self.use is None else text_of(self.use, self.subject.label, self._names)
+        named = self.subject.label, self._names, self._plain_command
+        text = None if self.use is None else text_of(self.use, *named)
         if text is None:
             raise ValueError(f"there is no file: {'nothing fits' if self.use is None else self.use.title}")
         return text
@@ -101,9 +97,15 @@ class Answer:
         Raises:
             ConfigError: the folder cannot be written.
         """
-        options = with_files(list(self.options), self.subject.label, self._names, folder)
+        options = with_files(list(self.options), self.subject.label, self._names, folder, self._plain_command)
         used = None if self.use is None else options[self.options.index(self.use)]
         return replace(self, options=tuple(options), use=used)
+
+    @property
+    def _plain_command(self) -> str | None:
+        if self.subject.factory is None and name_of(self.subject.experiment.model) == "in_process":
+            return None
+        return command(self.subject.plain.to_dict())
 
     @property
     def _names(self) -> list[str]:

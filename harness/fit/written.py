@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,20 +40,21 @@ def apply(model: nn.Module) -> nn.Module:
 
 
 if __name__ == "__main__":
-    sys.stderr.write("this file has no --check; acbench {words} proves it\\n")
+    sys.stderr.write({said!r})
     sys.exit(2)
 '''
 _ABOUT_PLAN = " The plan beside it is for steps of this size."
 _PLAN = 'plan = Path(__file__).with_name("{plan}")\n    '
 
 
-def text_of(option: Option, label: str, blocks: list[str]) -> str | None:
+def text_of(option: Option, label: str, blocks: list[str], command: str | None = None) -> str | None:
     """Return the file of an option; `None` where it has none.
 
     Args:
         option: torch alone says it, or a strategy of acbench on the plain model.
         label: what the reader calls the model.
         blocks: FQNs of all blocks.
+        command: the `acbench` command that measures the plain step, if one does.
     """
     if option.write is not None:
         return option.write(blocks)
@@ -64,6 +66,7 @@ def text_of(option: Option, label: str, blocks: list[str]) -> str | None:
     }
     written = [f"{name}={value!r}" for name, value in options.items() if name != "plan_file"]
     has_plan = option.plan is not None
+    proof = "acbench.assert_neutral" if command is None else f"{command} {shlex.join(option.overrides)}"
     return _OURS.format(
         title=option.title,
         label=label,
@@ -71,7 +74,7 @@ def text_of(option: Option, label: str, blocks: list[str]) -> str | None:
         about_plan=_ABOUT_PLAN if has_plan else "",
         plan=_PLAN.format(plan=_plan_name(option)) if has_plan else "",
         variant=name_of(ac),
-        words=" ".join(option.overrides),
+        said=f"this file has no --check; {proof} proves it\n",
         options=", ".join([*written, *(["plan_file=str(plan)"] if has_plan else [])]),
     )
 
@@ -93,17 +96,23 @@ def write_file(option: Option, text: str, folder: Path) -> Path:
     return file
 
 
-def with_files(options: list[Option], label: str, blocks: list[str], folder: Path) -> list[Option]:
+def with_files(
+    options: list[Option], label: str, blocks: list[str], folder: Path, command: str | None
+) -> list[Option]:
     """Write a file for each option that has one, and return the options with their paths.
 
     What was seen to differ has none.
+
+    Args:
+        options, folder: what is written where.
+        label, blocks, command: as of `text_of`.
 
     Raises:
         ConfigError: the folder cannot be written.
     """
     found = []
     for option in options:
-        text = None if option.verdict == "differs" else text_of(option, label, blocks)
+        text = None if option.verdict == "differs" else text_of(option, label, blocks, command)
         path = None if text is None else write_file(option, text, folder)
         found.append(option if path is None else _at(option, path))
     return found

@@ -283,14 +283,14 @@ def test_a_file_that_needs_acbench_says_what_proves_it() -> None:
         overrides=("ac=budget", "ac.fraction=0.5"), peak_bytes=1, saved_bytes=1, extra_flops=0, step_time_s=1.0,
         slowdown=1.0, fits=True, bound_by="host", needs_acbench=True,
     )  # fmt: skip
-    text = text_of(option, "m:make", ["layers.0"])
+    text = text_of(option, "m:make", ["layers.0"], "acbench model=python model.factory=m:make")
     assert text is not None
     ended = subprocess.run(
         [sys.executable, "-", "--check", "m:make"], input=text, text=True, capture_output=True, check=False
     )
     assert (ended.returncode, ended.stderr) == (
         2,
-        "this file has no --check; acbench ac=budget ac.fraction=0.5 proves it\n",
+        "this file has no --check; acbench model=python model.factory=m:make ac=budget ac.fraction=0.5 proves it\n",
     )
 
 
