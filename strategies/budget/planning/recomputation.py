@@ -32,7 +32,7 @@ bound each time."""
 _MOST_WHOLE, _MOST_WHOLE_TOGETHER = 1200, 1100
 """Most unknowns of a programme with whole values, at one moment and at several.
 
-In larger ones they change nothing that one would see; at several moments they take seconds."""
+At one moment of larger ones they change nothing that one would see; at several moments they take seconds."""
 
 _MARGIN = 1e-7
 """Share by which a bound is lowered, because the solver computes with floating point numbers."""
