@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # three on two cores, because tests of Slurm and of deadlines wait for most of their time
-PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
+PARALLEL := --workers 3
 # a command, or command:part
 BENCHES := nested prediction:prediction_speed prediction:step_times budget chunking chunking:chunk_points \
 	overhead overhead:steps tree
@@ -27,7 +27,7 @@ test: $(STAMP)
 
 # What to run after each change: no slow test, and one of each expensive kind.
 quick: $(STAMP)
-	$(PYTEST) -n 2 --dist loadfile -m 'not matrix and not slow and not expensive'
+	$(PYTEST) --workers 2 -m 'not matrix and not slow and not expensive'
 
 # The same as `test`, with every row of every matrix and all proofs of tests/matrix, which resume (FRESH=1: all again).
 matrix: $(STAMP)

@@ -197,7 +197,7 @@ def _tests(area: Area, workers: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", area.marks]
-        parallel = ["-n", str(workers), "--dist", "loadfile"] if workers > 1 else []
+        parallel = ["--workers", str(workers)] if workers > 1 else []
         paths = [f"tests/{path}" for path in area.paths]
         subprocess.run(
             [*command, *parallel, f"--junitxml={report}", "-o", "junit_family=xunit1", *paths],

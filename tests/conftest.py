@@ -11,6 +11,7 @@ import pytest
 
 from tests.cpu_time import CpuTime
 from tests.resuming import resuming
+from tests.workers import Workers
 
 LONG = (
     "tests/slurm/",  # it waits for most of its time
@@ -858,14 +859,18 @@ Rows that stay show the same of the same kind."""
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fresh", action="store_true", help="run again what of tests/matrix has passed here")
     parser.addoption("--device", choices=("cpu", "cuda"), default="cpu", help="of trials of tests/matrix")
+    parser.addoption(
+        "--workers", type=int, default=0, metavar="N", help="run files in N forks (tests/workers.py)"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     costs = os.environ.get("TEST_COSTS")
     config.pluginmanager.register(CpuTime(Path(costs) if costs else None))
     config.pluginmanager.register(resuming(config))
-    if not config.getoption("numprocesses", None):  # whoever starts workers runs no test, and needs no torch
-        config.pluginmanager.import_plugin("tests.fixtures")
+    config.pluginmanager.import_plugin("tests.fixtures")
+    if workers := config.getoption("workers"):
+        config.pluginmanager.register(Workers(workers))
     gc.disable()  # until all is collected: what is imported stays
 
 

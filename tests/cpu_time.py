@@ -11,7 +11,7 @@ import json
 import os
 import resource
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -46,10 +46,10 @@ class CpuTime:
         self._called: dict[str, float] = {}
         self._slowness: dict[str, float] = {}
         self._slow: set[str] = set()
-        self._before_s = 0.0
+        self._before_s: defaultdict[int, float] = defaultdict(float)  # by process: a fork has spent nothing
 
     def pytest_collection_finish(self) -> None:
-        self._before_s = cpu_s()
+        self._before_s[os.getpid()] = cpu_s()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -58,10 +58,10 @@ class CpuTime:
         report = yield
         spent_s, times_slower = 0.0, 1.0
         if report.duration > BRIEF_S:
-            now_s = cpu_s()
-            spent_s, self._before_s = now_s - self._before_s, now_s
+            now_s, process = cpu_s(), os.getpid()
+            spent_s, self._before_s[process] = now_s - self._before_s[process], now_s
         if spent_s > FAILS_S:
-            times_slower, self._before_s = slowness(), cpu_s()
+            times_slower, self._before_s[os.getpid()] = slowness(), cpu_s()
         is_slow = item.get_closest_marker("slow") is not None
         report.user_properties = [(COST, (spent_s, is_slow, times_slower))]
         return report
@@ -78,8 +78,6 @@ class CpuTime:
                 self._slow.add(report.nodeid)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if hasattr(session.config, "workerinput"):  # the controller has all reports
-            return
         if self._costs is not None:
             self._costs.write_text(json.dumps(self._spent))
         if self.failing() and session.exitstatus == pytest.ExitCode.OK:

@@ -19,12 +19,10 @@ class Resuming:
 
     Args:
         path: the file of this environment.
-        writes: whether this process has the reports; workers only skip.
     """
 
-    def __init__(self, path: Path, *, writes: bool) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._writes = writes
         self._passed = set(path.read_text("utf-8").splitlines()) if path.exists() else set()
 
     @pytest.hookimpl(trylast=True)  # the marks are there
@@ -37,7 +35,7 @@ class Resuming:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         is_here = report.nodeid.startswith(RESUMED)
-        if self._writes and is_here and report.when == "call" and report.passed:
+        if is_here and report.when == "call" and report.passed:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(f"{report.nodeid}\n")
@@ -45,10 +43,9 @@ class Resuming:
 
 def resuming(config: pytest.Config) -> Resuming:
     """Return the plugin of a run; with `--fresh` nothing has passed before."""
-    is_worker = hasattr(config, "workerinput")
     code = [path for folder in _MADE_OF for path in sorted((ROOT / folder).rglob("*.py"))]
     name = environment_id(identity(config.getoption("device"), code))
     path = ROOT / "outputs" / "matrix" / f"{name}.txt"
-    if config.getoption("fresh") and not is_worker:
+    if config.getoption("fresh"):
         path.unlink(missing_ok=True)
-    return Resuming(path, writes=not is_worker)
+    return Resuming(path)

@@ -19,20 +19,17 @@ def _report(**changes: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("report", "writes", "noted"),
+    ("report", "noted"),
     [
-        pytest.param(_report(), True, [ROW], id="a row that passed"),
-        pytest.param(_report(passed=False), True, [], id="one that failed"),
-        pytest.param(_report(when="setup"), True, [], id="one that was only set up"),
-        pytest.param(
-            _report(nodeid="tests/parity/test_a.py::test_b"), True, [], id="a test of another folder"
-        ),
-        pytest.param(_report(), False, [], id="in a worker"),
+        pytest.param(_report(), [ROW], id="a row that passed"),
+        pytest.param(_report(passed=False), [], id="one that failed"),
+        pytest.param(_report(when="setup"), [], id="one that was only set up"),
+        pytest.param(_report(nodeid="tests/parity/test_a.py::test_b"), [], id="a test of another folder"),
     ],
 )
-def test_what_passed_is_noted(report: Any, writes: bool, noted: list[str], tmp_path: Path) -> None:
+def test_what_passed_is_noted(report: Any, noted: list[str], tmp_path: Path) -> None:
     path = tmp_path / "matrix" / "here.txt"
-    Resuming(path, writes=writes).pytest_runtest_logreport(report)
+    Resuming(path).pytest_runtest_logreport(report)
     assert (path.read_text("utf-8").splitlines() if path.exists() else []) == noted
 
 
@@ -51,5 +48,5 @@ def test_what_has_passed_is_skipped(nodeid: str, marks: set[str], is_skipped: bo
     item: Any = SimpleNamespace(
         nodeid=nodeid, add_marker=added.append, get_closest_marker=lambda name: name in marks
     )
-    Resuming(path, writes=True).pytest_collection_modifyitems([item])
+    Resuming(path).pytest_collection_modifyitems([item])
     assert [mark.name for mark in added] == ["skip"] * is_skipped
