@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from operator import attrgetter
 
 import numpy as np
@@ -45,7 +45,6 @@ import numpy.typing as npt
 from strategies.budget.planning.block_program import PlannedCall
 from strategies.budget.planning.recomputation import OUTSIDE, Maker, Moment, Recomputation
 from strategies.budget.planning.units import Unit
-from strategies.estimate.scipy_modules import scipy
 from strategies.step.step_graph import BlockCall, StepGraph, StepOperator
 
 _TRIED = 24
@@ -205,11 +204,10 @@ class AutogradBound:
         First the highest peaks, then two more each time.
         """
         start = self._backward.start
-        there = np.pad(self._there_bytes[start:], 1)  # an end can be a peak
-        peaks, found = scipy("signal").find_peaks(there, prominence=1)
-        heights = found["prominences"]
-        order = [int(peaks[each]) - 1 + start for each in np.argsort(-heights, kind="stable")]
-        first = int((heights >= _PROMINENT * heights.max(initial=0)).sum())
+        peaks = _prominences(self._there_bytes[start:].tolist())
+        order = [start + each for each in sorted(peaks, key=peaks.__getitem__, reverse=True)]
+        least = _PROMINENT * max(peaks.values(), default=0)
+        first = sum(prominence >= least for prominence in peaks.values())
         for count in range(first, min(first + _MORE_PEAKS, len(order)) + 1, 2):
             yield [self._moment(each, int(self._there_bytes[each])) for each in order[:count]]
 
@@ -309,3 +307,33 @@ def _maker(unit: Unit, operators: Sequence[StepOperator], call: PlannedCall) -> 
         return Maker(reads=frozenset(call.number_of(read) for read in unit.reads), cost=unit.flops)
     first = operators[unit.operators[0]]
     return Maker(reads=first.reads, cost=first.flops)
+
+
+def _prominences(heights: Sequence[int]) -> dict[int, int]:
+    """Return how far each peak rises above the way to a higher one, by its place.
+
+    Its place is the middle of equal heights. Outside of `heights` all is 0, so that an end can be a peak.
+    `scipy.signal` finds the same, and to import it takes half a second.
+    """
+    runs = [(0, 1), *((height, len(list(equal))) for height, equal in groupby(heights)), (0, 1)]
+    levels = [height for height, _ in runs]
+    lowest = map(max, _lowest_before(levels), reversed(_lowest_before(levels[::-1])))
+    found, place = {}, -1
+    for (height, count), low in zip(runs, lowest, strict=True):
+        if low < height:
+            found[place + (count - 1) // 2] = height - low
+        place += count
+    return found
+
+
+def _lowest_before(heights: Sequence[int]) -> list[int]:
+    """Return for each height the lowest one since there was a higher one, itself among them."""
+    found: list[int] = []
+    rising: list[tuple[int, int]] = []  # heights, each lower than the one before it, with what is found of it
+    for height in heights:
+        lowest = height
+        while rising and rising[-1][0] <= height:
+            lowest = min(lowest, rising.pop()[1])
+        rising.append((height, lowest))
+        found.append(lowest)
+    return found

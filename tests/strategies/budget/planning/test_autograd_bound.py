@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from strategies.budget.planning.autograd_bound import AutogradBound, Backward
+from strategies.budget.planning.autograd_bound import AutogradBound, Backward, _prominences
 from strategies.budget.planning.block_program import planned_call
 from strategies.budget.planning.planner import Planner
 from strategies.step.step_graph import BlockCall, Redemption, StepGraph, StepOperator
@@ -242,6 +242,23 @@ def test_moments_together_prove_more_than_each_alone_and_stop_at_enough() -> Non
             assert bound.jointly(budget, enough=0.0) <= found[-1][1]
     assert any(alone < together <= best for alone, together, best in found)
     assert bound.jointly(bound.minimum_bytes - 1) == np.inf
+
+
+@pytest.mark.parametrize(
+    ("heights", "peaks"),
+    [
+        pytest.param([], {}, id="nothing"),
+        pytest.param([0, 0], {}, id="nothing there"),
+        pytest.param([3], {0: 3}, id="one moment"),
+        pytest.param([5, 1, 2], {0: 5, 2: 1}, id="both ends"),
+        pytest.param([1, 2, 3], {2: 3}, id="a slope"),
+        pytest.param([4, 1, 3, 2, 7], {0: 3, 2: 1, 4: 7}, id="as far as to the higher side"),
+        pytest.param([1, 6, 6, 6, 2, 6], {2: 6, 5: 6}, id="equal heights, which are no way to a higher one"),
+        pytest.param([2, 5, 5, 3, 5], {1: 5, 4: 5}, id="the earlier of two in the middle"),
+    ],
+)
+def test_peaks_rise_above_the_way_to_a_higher_one(heights: list[int], peaks: dict[int, int]) -> None:
+    assert _prominences(heights) == peaks
 
 
 @pytest.mark.parametrize(("values", "seed", "share"), [(6, 39, 0.3), (7, 17, 0.6), (7, 35, 0.3)])
