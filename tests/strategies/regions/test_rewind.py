@@ -179,9 +179,16 @@ def _content(held: Any) -> str:
     """Return what `held` holds, or the state of a generator, as text without addresses."""
     for read in ("getstate", "get_state"):
         if hasattr(held, read):
-            return str(getattr(held, read)())
+            return str(_without_arrays(getattr(held, read)()))
     text = str(held.bit_generator.state if isinstance(held, np.random.Generator) else held)
     return _inside(held) if " at 0x" in text else text
+
+
+def _without_arrays(state: object) -> object:
+    """Return the state of a generator with bytes for arrays, whose text takes longer than a step."""
+    if not isinstance(state, tuple):
+        return state
+    return [bytes(each) if isinstance(each, np.ndarray) else each for each in state]
 
 
 def _state(model: nn.Module) -> object:
@@ -194,7 +201,7 @@ def _state(model: nn.Module) -> object:
         if isinstance(value, int | float | list) and not name.startswith("_")
     ]
     buffers = [buffer.tolist() for buffer in model.buffers()]
-    return str((held, plain, buffers)), random.getstate(), str(np.random.get_state())  # noqa: NPY002
+    return str((held, plain, buffers)), random.getstate(), _without_arrays(np.random.get_state())  # noqa: NPY002
 
 
 def _trained(make: Callable[[], nn.Module], ac: Recomputing | Nested | None = None) -> object:
