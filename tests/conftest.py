@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import fixtures
 from tests.cpu_time import CpuTime
 from tests.resuming import resuming
 from tests.workers import Workers
@@ -868,9 +869,9 @@ def pytest_configure(config: pytest.Config) -> None:
     costs = os.environ.get("TEST_COSTS")
     config.pluginmanager.register(CpuTime(Path(costs) if costs else None))
     config.pluginmanager.register(resuming(config))
-    config.pluginmanager.import_plugin("tests.fixtures")
+    config.pluginmanager.register(fixtures)
     if workers := config.getoption("workers"):
-        config.pluginmanager.register(Workers(workers))
+        config.pluginmanager.register(Workers(workers, begins=fixtures.stand_by))
     gc.disable()  # until all is collected: what is imported stays
 
 

@@ -13,12 +13,15 @@ from omegaconf import OmegaConf
 from harness.predict import this_cpu
 from harness.ranks.forkserver import ForkServer
 from tests import rank_pool
+from tests.forked_servers import Standby
 from tests.rank_pool import RankPool
 
 _MANY = 500
 """Objects since the latest collection that are worth one, which takes less than a millisecond."""
 
-HARDWARE = Path(__file__).parents[1] / "conf" / "hardware"
+_STANDBY = pytest.StashKey[Standby]()
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -41,7 +44,9 @@ def cache_of_this_cpu(tmp_path_factory: pytest.TempPathFactory) -> None:
         if entry.name != "acbench":
             (folder / entry.name).symlink_to(entry)
     os.environ["XDG_CACHE_HOME"] = str(folder)
-    numbers = OmegaConf.merge(OmegaConf.load(HARDWARE / "epyc_9004.yaml"), {"name": this_cpu.THIS_CPU})
+    numbers = OmegaConf.merge(
+        OmegaConf.load(CONF / "hardware" / "epyc_9004.yaml"), {"name": this_cpu.THIS_CPU}
+    )
     this_cpu.keep(OmegaConf.to_container(numbers))  # type: ignore[arg-type]  # a mapping, as the file is
 
 
@@ -53,9 +58,21 @@ def same_as_ranks() -> None:
     rank_pool.collect_rarely()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    if not session.config.getoption("workers"):
+        stand_by(session.config)
+
+
+def stand_by(config: pytest.Config) -> None:
+    """Fork the server of ranks, before the first test of this process."""
+    said = config._tmp_path_factory.getbasetemp() / "ranks.txt"  # type: ignore[attr-defined]
+    config.stash[_STANDBY] = Standby(rank_pool.PRELOAD, said)
+
+
 @pytest.fixture(scope="session")
-def rank_server() -> Iterator[ForkServer]:
-    server = ForkServer(rank_pool.PRELOAD)
+def rank_server(pytestconfig: pytest.Config) -> Iterator[ForkServer]:
+    server = pytestconfig.stash[_STANDBY].server()
     yield server
     server.close()
 

@@ -1,7 +1,9 @@
-"""Fork servers that are forks of the one of standing ranks, which has imported what takes seconds.
+"""Fork servers that are forks: of the one of standing ranks, which is a fork of the process of the tests.
 
     with forks_of(rank_server):
         server = ForkServer(PRELOAD)  # imports only what the other has not
+
+The one of standing ranks begins before the first test, and waits until somebody asks for it.
 
 That a server begins as a program of its own is for the tests of `tests/harness/ranks`, and for commands that
 are started as people start them. The environment of such a fork is not the one in /proc.
@@ -14,9 +16,12 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,9 +31,10 @@ from typing import Any, ClassVar
 from unittest import mock
 
 from harness.ranks import forkserver
-from harness.ranks.forkserver import ForkServer
+from harness.ranks.forkserver import ForkServer, die_with
 
 _PATIENCE_S = 240.0
+_POLL_S = 0.01
 _STREAMS = (1, 2)
 _ABOVE = 200
 """Number from which descriptors wait that are to have one of those that others still have."""
@@ -48,8 +54,15 @@ class _Program:
 @contextmanager
 def forks_of(server: ForkServer) -> Iterator[None]:
     """Let fork servers that start inside begin as forks of `server`, which must outlive them."""
+    with _starting(partial(_Fork, server)):
+        yield
+
+
+@contextmanager
+def _starting(process: Callable[..., Any]) -> Iterator[None]:
+    """Let fork servers that start inside begin as another process than one of `subprocess`."""
     known = SimpleNamespace(
-        Popen=partial(_Fork, server),
+        Popen=process,
         DEVNULL=subprocess.DEVNULL,
         TimeoutExpired=subprocess.TimeoutExpired,
     )
@@ -72,12 +85,93 @@ def run(program: _Program) -> None:
     exec(program.text, {})  # it never returns
 
 
+def warn_as_a_program() -> None:
+    """Let warnings be what they are in a program: in tests they are errors."""
+    warnings.resetwarnings()
+    for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+        warnings.simplefilter("ignore", category)
+
+
 def close_all_but(kept: set[int]) -> None:
     """Close what a program of its own would not have: the driver's end of a connection among it."""
     for path in list(Path("/proc/self/fd").iterdir()):
         if int(path.name) not in kept:
             with suppress(OSError):  # what listed the others is closed
                 os.close(int(path.name))
+
+
+class Standby:
+    """A fork of this process that becomes a fork server once it is asked to, or ends with this process.
+
+    So it has what was imported and collected, and nothing of what tests did.
+
+    Args:
+        preload: modules that every child shall find imported.
+        said: a file for what it and its children print.
+    """
+
+    def __init__(self, preload: Sequence[str], said: Path) -> None:
+        asks, self._asked = os.pipe()
+        with _starting(partial(_Waiting, said, asks)):
+            self._server = ForkServer(preload)
+        os.close(asks)
+
+    def server(self) -> ForkServer:
+        """Return the server, which is to be closed."""
+        os.write(self._asked, b".")
+        os.close(self._asked)
+        return self._server
+
+
+class _Waiting:
+    """What `ForkServer` starts; stands for its `subprocess.Popen`."""
+
+    def __init__(
+        self,
+        said: Path,
+        asks: int,
+        words: Sequence[str],
+        *,
+        pass_fds: Sequence[int],
+        env: Mapping[str, str],
+        **_: Any,
+    ) -> None:
+        self._code: int | None = None
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid:
+            return
+        try:
+            die_with(parent, signal.SIGKILL)
+            close_all_but({*range(3), asks, *pass_fds})
+            if os.read(asks, 1):
+                os.close(asks)
+                with said.open("ab", buffering=0) as file:
+                    for number in _STREAMS:
+                        os.dup2(file.fileno(), number)
+                sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
+                os.setsid()
+                os.environ.clear()
+                os.environ.update(env)
+                warn_as_a_program()
+                exec(words[-1], {})  # it never returns
+        except BaseException:  # noqa: BLE001 (the end of a process)
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        end_s = time.monotonic() + (_PATIENCE_S if timeout_s is None else timeout_s)
+        while self._code is None and not (found := os.waitpid(self.pid, os.WNOHANG))[0]:
+            if time.monotonic() > end_s:
+                raise subprocess.TimeoutExpired("a fork server", end_s)
+            time.sleep(_POLL_S)
+        if self._code is None:
+            self._code = os.waitstatus_to_exitcode(found[1])
+        return self._code
 
 
 class _Fork:

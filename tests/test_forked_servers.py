@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 
 from harness.process_tree import children_of
 from harness.ranks.forkserver import ForkServer, ForkServerError
-from tests.forked_servers import forks_of
+from tests.forked_servers import Standby, forks_of
 
 FOLLOWED = "ACBENCH_FOLLOWED"
 PATIENCE_S = 60.0
@@ -62,6 +64,33 @@ def test_it_can_be_killed(forked: ForkServer, rank_server: ForkServer) -> None:
         forked.start("os:getpid", None)
     with forks_of(rank_server), closing(ForkServer(())) as other:
         other.await_ready()
+
+
+def warn(_: None) -> None:
+    warnings.warn("no error", stacklevel=1)
+    sys.stdout.write("said")
+
+
+def test_a_standby_warns_as_a_program_where_nobody_reads(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = tmp_path / "said.txt"
+    with closing(Standby((), said).server()) as server:
+        server.start(f"{__name__}:warn", None)
+        died = server.next_death(PATIENCE_S)
+    assert died is not None
+    assert died.code == 0
+    assert said.read_text("utf-8") == "said"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_standby_that_nobody_asks_ends_without_a_word(tmp_path: Path) -> None:
+    standby = Standby(("no_such_module",), tmp_path / "said.txt")
+    with pytest.raises(subprocess.TimeoutExpired):
+        standby._server._process.wait(0.0)
+    os.close(standby._asked)
+    assert standby._server._process.wait(PATIENCE_S) == 1
+    assert not (tmp_path / "said.txt").exists()
 
 
 def test_servers_are_programs_again_outside(rank_server: ForkServer) -> None:

@@ -10,7 +10,7 @@ import os
 import signal
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from multiprocessing.connection import Connection, Pipe, wait
@@ -33,9 +33,15 @@ class _Worker:
 
 
 class Workers:
-    """A plugin that lets `number` forks run all tests, in the order of their files."""
+    """A plugin that lets forks run all tests, in the order of their files.
 
-    def __init__(self, number: int) -> None:
+    Args:
+        number: how many run at a time.
+        begins: called by each of them before its first test.
+    """
+
+    def __init__(self, number: int, begins: Callable[[pytest.Config], None] = lambda _config: None) -> None:
+        self._begins = begins
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # to ask CUDA breaks it in later forks
         self._number = number
         self._names = count()
@@ -75,7 +81,7 @@ class Workers:
                 die_with(parent, signal.SIGKILL)
                 for connection in (ours, *self._workers):
                     connection.close()
-                _serve(session, theirs, folder)
+                _serve(session, theirs, folder, self._begins)
                 code = 0
             except BaseException:  # noqa: BLE001 (the end of a process)
                 traceback.print_exc()
@@ -151,7 +157,9 @@ class _AnotherFile:
         return [self._session]
 
 
-def _serve(session: pytest.Session, connection: Connection, folder: Path) -> None:
+def _serve(
+    session: pytest.Session, connection: Connection, folder: Path, begins: Callable[[pytest.Config], None]
+) -> None:
     """Run what the other side of a connection says until it says nothing more."""
     config = session.config
     config._tmp_path_factory._basetemp = folder  # type: ignore[attr-defined]
@@ -160,6 +168,7 @@ def _serve(session: pytest.Session, connection: Connection, folder: Path) -> Non
     capture.start_global_capturing()
     capture.suspend_global_capture()
     config.pluginmanager.register(_Sends(connection))
+    begins(config)
     for number, following in _numbers(connection):
         connection.send(number)
         item = session.items[number]
