@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -60,8 +63,24 @@ def same_as_ranks() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
+    read_options_once()
     if not session.config.getoption("workers"):
         stand_by(session.config)
+
+
+def read_options_once() -> None:
+    """Let Hydra read each option once in this process and its forks: a third of each composition is YAML."""
+    load = OmegaConf.load
+
+    @cache
+    def kept(path: str) -> bytes:
+        return pickle.dumps(load(path))
+
+    def loaded(file: Any) -> Any:
+        path = str(getattr(file, "name", file))
+        return pickle.loads(kept(path)) if Path(path).is_relative_to(CONF) else load(file)
+
+    OmegaConf.load = staticmethod(loaded)  # type: ignore[assignment, method-assign]
 
 
 def stand_by(config: pytest.Config) -> None:
