@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from strategies.budget.planning.planner import Planner
 from strategies.estimate.tensors import plain_tensors
 from strategies.step.ledger import is_on_device, is_on_host
 from strategies.step.live_storages import LiveStorages
@@ -20,6 +22,8 @@ from strategies.step.step_recorder import OperatorWork
 
 WIDTH = 16
 NO_WRITES: Mapping[int, int] = {}
+
+P = TypeVar("P", bound=Planner)
 
 
 class GatedBlock(nn.Module):
@@ -155,6 +159,12 @@ def step_of(model: nn.Module, *inputs: Tensor) -> Callable[[], None]:
         model(*inputs).square().mean().backward()
 
     return run
+
+
+def remembering(planner: P) -> P:
+    """Return a planner that makes the plan of each budget once."""
+    vars(planner)["plan"] = cache(planner.plan)
+    return planner
 
 
 def measured_peak_bytes(

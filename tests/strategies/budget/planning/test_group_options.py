@@ -16,7 +16,14 @@ from strategies.regions.blocks import ModelModules
 from strategies.step.step_graph import StepGraph
 from tests.strategies.budget.eager.test_carried_out import trained
 from tests.strategies.budget.planning.grouping_by_hand import groups_of
-from tests.strategies.budget.small_steps import WIDTH, Gated, GatedBlock, measured_peak_bytes, step_of
+from tests.strategies.budget.small_steps import (
+    WIDTH,
+    Gated,
+    GatedBlock,
+    measured_peak_bytes,
+    remembering,
+    step_of,
+)
 from tests.strategies.step.test_plan_capture import captured
 
 X = torch.randn(8, 32, WIDTH)
@@ -38,7 +45,7 @@ def graph() -> StepGraph:
 @cache
 def planners() -> tuple[Planner, Planner]:
     """Plans with blocks alone, and with groups."""
-    return Planner(graph(), nests=False), Planner(graph())
+    return remembering(Planner(graph(), nests=False)), remembering(Planner(graph()))
 
 
 def test_groups_reach_smaller_peaks_and_never_beat_the_bound() -> None:

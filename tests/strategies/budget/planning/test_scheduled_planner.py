@@ -22,7 +22,7 @@ from strategies.regions.blocks import ModelModules
 from strategies.step.plan_capture import capture
 from strategies.step.step_graph import StepGraph
 from tests.strategies.budget.planning.test_simulation import Flops
-from tests.strategies.budget.small_steps import WIDTH, Gated, measured_peak_bytes
+from tests.strategies.budget.small_steps import WIDTH, Gated, measured_peak_bytes, remembering
 
 _CPU = torch.device("cpu")
 
@@ -60,6 +60,11 @@ def graph(schedule: str, dropout: float, blocks: int = 2) -> StepGraph:
     run = step_of(model, xs, SCHEDULES[schedule])
     found = capture(run, modules, device=_CPU, standing=[*model.parameters(), *xs])
     return replace(found, stages=(1,))
+
+
+@cache
+def planner_of(schedule: str) -> ScheduledPlanner:
+    return remembering(ScheduledPlanner(graph(schedule, 0.0), nests=False))
 
 
 def trained(model: nn.Module, schedule: str) -> tuple[list[Any], int]:
@@ -114,7 +119,7 @@ def test_the_peak_is_the_predicted_one_and_gradients_are_equal(schedule: str, dr
 @pytest.mark.parametrize("share", [0.1, 0.4, 0.7])
 def test_no_other_choice_of_the_options_is_much_cheaper(schedule: str, share: float) -> None:
     """All pairs of options of two blocks are simulated; within 5 % of a step, the plan is the cheapest."""
-    planner = ScheduledPlanner(graph(schedule, 0.0), nests=False)
+    planner = planner_of(schedule)
     smallest, largest = planner.minimum_feasible_bytes, planner.plain_peak_bytes
     budget = int(smallest + share * (largest - smallest))
     least = min(
@@ -136,7 +141,7 @@ def every_choice(planner: ScheduledPlanner) -> Iterator[list[Any]]:
 
 
 def test_a_budget_counts_all_calls_in_flight() -> None:
-    planners = [ScheduledPlanner(graph(schedule, 0.0), nests=False) for schedule in SCHEDULES]
+    planners = [planner_of(schedule) for schedule in SCHEDULES]
     most, two, one = (planner.plain_peak_bytes for planner in planners)
     assert one < two < most
     plans = [planner.plan(one) for planner in planners]
@@ -145,7 +150,7 @@ def test_a_budget_counts_all_calls_in_flight() -> None:
 
 
 def test_a_budget_below_the_smallest_peak_is_refused() -> None:
-    planner = ScheduledPlanner(graph("all forwards first", 0.0), nests=False)
+    planner = planner_of("all forwards first")
     with pytest.raises(BudgetBelowMinimum) as refused:
         planner.plan(planner.minimum_feasible_bytes // 2)
     assert refused.value.minimum_feasible_bytes == planner.minimum_feasible_bytes
@@ -164,8 +169,7 @@ def _refused(words: str) -> Iterator[None]:
 
 
 def test_a_plan_of_other_stages_is_refused() -> None:
-    planner = ScheduledPlanner(graph("two in flight", 0.0), nests=False)
-    plan = planner.plan(planner.minimum_feasible_bytes)
+    plan = planner_of("two in flight").plan(planner_of("one after the other").plain_peak_bytes)
     assert [block.fqn for block in plan.of_stage({"layers.1", "layers.9"}).blocks] == ["layers.1"]
     with _refused(
         "ac.plan_file: was made for stages 1 of a pipeline, which have none of layers.9; "
