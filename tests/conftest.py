@@ -93,7 +93,6 @@ EXPENSIVE = {
     "tests/harness/check/test_neutrality.py": "test_names_the_recomputed_value",
     "tests/harness/test_deferred.py": "::test_help_needs_no_torch",
     "tests/architecture/test_pages.py::test_the_variant_and_the_model": "",
-    "tests/architecture/test_layers.py::test_ranks_never_import_wandb": "",
     "tests/harness/measure/memory/test_totals.py": "[none]",
     "tests/harness/measure/work/test_counter.py::test_torchs_registry_is_left_alone": "",
     "tests/harness/measure/speed/test_timing.py::test_the_heap": "",

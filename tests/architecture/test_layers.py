@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from harness.ranks.forkserver import ForkServer
 
 ROOT = Path(__file__).parents[2]
 
@@ -93,18 +90,3 @@ def test_records_are_read_without_torch(module: str) -> None:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_ranks_never_import_wandb(rank_server: ForkServer, tmp_path: Path) -> None:
-    said = tmp_path / "imported"
-    child = rank_server.start(f"{__name__}:note_what_a_rank_imports", str(said))
-    while (died := rank_server.next_death(60.0)) is not None and died.pid != child:
-        pass
-    assert said.read_text("utf-8") == "[]"
-
-
-def note_what_a_rank_imports(path: str) -> None:
-    """Write which of the driver's packages a fresh process has that imports what ranks do."""
-    for name in ("harness.trial.run", "harness.ranks.entry"):
-        importlib.import_module(name)
-    Path(path).write_text(str([name for name in ("wandb", "hydra") if name in sys.modules]), "utf-8")

@@ -10,6 +10,7 @@ import pytest
 
 from harness.launchers.resource_shape import Resources
 from harness.launchers.run_task import PRELOAD, run_task
+from harness.ranks import agent
 from harness.ranks.culprit import Outcome
 from harness.ranks.rank_report import keep
 from harness.ranks.start import RankJob
@@ -83,15 +84,27 @@ def test_what_was_never_compared_has_no_tolerance(tmp_path: Path) -> None:
     assert (record.status, record.note) == ("refused", None)
 
 
-def test_a_rank_leaves_modes_without_opening_a_file() -> None:
+@pytest.fixture(scope="module")
+def of_a_rank() -> list[str]:
+    """What a fresh process imports with what ranks do: of the driver's packages, and by leaving modes."""
+    names = {each.partition(":")[0] for each in (*agent.PRELOAD, *PRELOAD)}
     program = f"""
 import importlib, sys
-for name in {[each.partition(":")[0] for each in PRELOAD]}:
+for name in {names}:
     importlib.import_module(name)
+print([name for name in ("wandb", "hydra") if name in sys.modules])
 from torch.utils._python_dispatch import _disable_current_modes
 known = set(sys.modules)
 with _disable_current_modes():
     print(sorted(set(sys.modules) - known))
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert run.stdout == "[]\n"
+    return run.stdout.splitlines()
+
+
+def test_ranks_never_import_wandb(of_a_rank: list[str]) -> None:
+    assert of_a_rank[0] == "[]"
+
+
+def test_a_rank_leaves_modes_without_opening_a_file(of_a_rank: list[str]) -> None:
+    assert of_a_rank[1] == "[]"
