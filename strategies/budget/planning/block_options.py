@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache, partial
 from itertools import product
 from math import exp
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +20,20 @@ from strategies.budget.kept import Answers
 from strategies.budget.planning.block_program import BlockProgram, PlannedCall
 from strategies.budget.planning.least_bytes import LeastBytes
 from strategies.budget.planning.rerun import Rerun
+from strategies.budget.planning.schedules import Fates, Schedules
 from strategies.budget.planning.simulation import (
     PLAIN,
     RERUN,
     Decision,
     Effect,
-    Schedule,
-    effect_of,
-    effect_of_schedule,
+    Highest,
+    Simulation,
+    Window,
+    Work,
+    decision_of,
+    fates_of,
+    highest,
+    schedules_of,
 )
 from strategies.budget.planning.units import Run
 from strategies.estimate.operator_cost import machine_for
@@ -50,15 +56,17 @@ _FEWEST_TRIED, _MOST_SIMULATED = 64, 20_000
 
 _STEPS, _FEWEST_STEPS = 60, 16
 _BEGINNINGS = 8
+_AHEAD = 4
 _WARMTH, _COLD = 0.03, 1e-9
-"""Steps of a walk through decisions, the options of which it begins with one, the share of what is to be
-least by which a first step may get worse, and by how much where that is nothing."""
+"""Steps of a walk through decisions, the options of which it begins with one, the steps that are simulated
+at once as if none before was gone, the share of what is to be least by which a first step may get worse, and
+by how much where that is nothing."""
 
 _SMALLEST_MOVED = 0.02
 """Bytes of a storage that is worth a copy, as a share of the largest of the block."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Option:
     """A decision and what follows from it in one call, in bytes beyond those at the window's beginning.
 
@@ -69,7 +77,9 @@ class Option:
         backward_bytes: highest total of the block's backward, what was left included.
         host_bytes: bytes that wait on the host.
         cost: FLOPs or seconds of what runs again, and of waiting for the host.
-        effect: what changes, moment by moment.
+        work: what that is the cost of.
+        units: number of units that run again, each as often as it does.
+        follow: tells what changes, moment by moment, which a search asks of few options.
     """
 
     decision: Decision
@@ -78,33 +88,45 @@ class Option:
     backward_bytes: int
     host_bytes: int
     cost: float
-    effect: Effect
+    work: Work
+    units: int
+    follow: Callable[[], Effect] = field(repr=False, compare=False)
+
+    @cached_property
+    def effect(self) -> Effect:
+        """The changes, moment by moment."""
+        return self.follow()
 
 
-class Fates(NamedTuple):
-    """A decision that is not plain, as bits: the search tries few of those that it thinks of."""
+class _Found(NamedTuple):
+    """A decision as bits, and what follows from it, as of `Option`: a search looks at few of them twice."""
 
-    keep: int
-    moved: int
-    again: int
-    drops: frozenset[tuple[int, int]] = frozenset()
-
-    @classmethod
-    def of(cls, program: BlockProgram, decision: Decision) -> Fates:
-        """Return a decision as bits; the plain one keeps all that autograd saves."""
-        sets = _kept(program, decision), decision.offload, decision.again
-        keep, moved, again = map(program.runs.bits_of, sets)
-        return cls(keep, moved, again, decision.drops)
-
-    def decided(self, program: BlockProgram) -> Decision:
-        """Return the decision."""
-        sets = map(program.runs.storages_in, (self.keep, self.moved, self.again))
-        keep, moved, again = map(frozenset, sets)
-        drops = frozenset(each for each in self.drops if each[0] not in moved | again)
-        return Decision(keep=keep, offload=moved, again=again, drops=drops)
+    fates: Fates
+    forward_bytes: int
+    left_bytes: int
+    backward_bytes: int
+    host_bytes: int
+    cost: float
+    work: Work
+    units: int
 
 
+class _Stop(NamedTuple):
+    """A decision that a walk may go to: its number among those of schedules, and what follows from it."""
+
+    schedules: Schedules
+    number: int
+    found: _Found | Option
+
+
+_Sets: TypeAlias = tuple[int, int, int, frozenset[tuple[int, int]]]
+_Way: TypeAlias = _Sets | tuple[int, int]
+"""The fates of a decision next to another one; or a drop more or less."""
+
+_AnyOption = TypeVar("_AnyOption", bound="Option | _Found")
 _BYTES = attrgetter("left_bytes", "backward_bytes", "forward_bytes", "host_bytes")
+_MOST_TOGETHER, _COMPARED = 256, 128
+"""Decisions that are simulated side by side, and options that are compared with others at once."""
 
 
 class CallOptions:
@@ -126,7 +148,7 @@ class CallOptions:
         self,
         graph: StepGraph,
         call: PlannedCall,
-        cost: Callable[[Effect], float],
+        cost: Callable[[Work], float],
         *,
         random_state_bytes: int,
         may_offload: bool = False,
@@ -148,8 +170,8 @@ class CallOptions:
             self.backward_start = min(self.backward_start, rerun.asked)
             self.backward_end = max(self.backward_end, rerun.released)
         held = graph.held_bytes
-        self._forward = held[call.start : call.end + 1] - held[call.start]
-        self._backward = held[self.backward_start : self.backward_end + 1] - held[self.backward_start]
+        spans = (call.start, call.end), (self.backward_start, self.backward_end)
+        self._windows = [Window(start, held[start : end + 1] - held[start]) for start, end in spans]
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -163,39 +185,33 @@ class CallOptions:
             min(max(death, call.end) - call.end, 1) + (death >= self.backward_end)
             for death in call.outer_deaths
         ]
-        shape = self._forward.tobytes(), self._backward.tobytes()
+        shape = [each.held.tobytes() for each in self._windows]
         gains = [
             (at - call.start, -1, gain) if at <= call.end else (0, at - self.backward_start, gain)
             for at, gain in call.gains
         ]
         dropped = [(storage, until - call.start) for storage, until in call.dropped.items()]
         ends = (tuple(each) for each in (moments, deaths, later, late, outer, dropped, gains))
-        return call.program, *ends, shape
+        return call.program, *ends, *shape
 
     def option(self, decision: Decision) -> Option:
         """Return what follows from a decision, or from none where it runs and moves nothing."""
-        call, state_bytes = self.call, self._random_state_bytes
+        if decision.is_rerun:
+            effect = self.effect(decision)
+            most, units = highest(effect, *self._windows), len(effect.runs)
+            found = self._found([Fates(0, 0, 0)], most, [0], [effect.work], [units])[0]
+            return self._option_of(found, decision)
+        return self._option_of(self._simulated(schedules_of(self.call, decision))[0], decision)
+
+    def effect(self, decision: Decision) -> Effect:
+        """Return what a decision changes, moment by moment."""
         if decision.is_rerun:
             assert self._rerun is not None, "it is tried only where it is possible"
-            effect = self._rerun.effect(state_bytes)
-        else:
-            effect = effect_of(call, decision, random_state_bytes=state_bytes, machine=self._machine)
-            if not (decision.is_plain or effect.runs or decision.offload):
-                return self.option(PLAIN)  # the block runs untouched
-            effect.seconds += 0.0 if decision.is_plain else self.taped_s
-        forward_bytes, left_bytes, backward_bytes = self.highest(effect)
-        return Option(
-            decision=decision,
-            forward_bytes=forward_bytes,
-            left_bytes=left_bytes,
-            backward_bytes=backward_bytes,
-            host_bytes=effect.host_bytes,
-            cost=self._cost(effect),
-            effect=effect,
-        )
+            return self._rerun.effect(self._random_state_bytes)
+        return self._simulation(schedules_of(self.call, decision)).effect(0)
 
     def effect_beside(self, decision: Decision, held: AbstractSet[int]) -> Effect:
-        """Return the bytes of a decision where other blocks hold some storages longer.
+        """Return the same of a decision where other blocks hold some storages longer.
 
         Args:
             decision: the decision.
@@ -203,20 +219,64 @@ class CallOptions:
         """
         outer = enumerate(self.call.outer_storages)
         owned = frozenset(-1 - number for number, storage in outer if storage not in held)
-        return effect_of_schedule(Schedule.of(self.call, decision), self._random_state_bytes, owned)
+        return self._simulation(schedules_of(self.call, decision), owned).effect(0)
 
-    def highest(self, effect: Effect) -> tuple[int, int, int]:
-        """Return the highest total of forward, the bytes that wait for backward, and its highest total.
+    def _simulation(self, schedules: Schedules, owned: frozenset[int] | None = None) -> Simulation:
+        return Simulation(
+            schedules,
+            self._random_state_bytes,
+            owned=owned,
+            machine=self._machine,
+            taped_s=self.taped_s if schedules.has_tape else 0.0,
+        )
+
+    def _simulated(self, schedules: Schedules) -> list[_Found | Option]:
+        """Return what follows from decisions; where nothing runs or moves, the block runs untouched."""
+        found = self._simulation(schedules)
+        work = list(map(Work, found.flops.tolist(), found.seconds.tolist()))
+        host_bytes, units = found.host_bytes.tolist(), found.units.tolist()
+        rows = self._found(schedules.fates, self.highest(found), host_bytes, work, units)
+        if not schedules.has_tape:
+            return list(rows)
+        return [row if row.units or row.fates.moved else self._plain for row in rows]
+
+    def _found(
+        self,
+        fates: Sequence[Fates],
+        found: Highest,
+        host_bytes: Sequence[int],
+        work: Sequence[Work],
+        units: Sequence[int],
+    ) -> list[_Found]:
+        sizes = (each.tolist() for each in found)
+        return list(map(_Found, fates, *sizes, host_bytes, map(self._cost, work), work, units))
+
+    def highest(self, found: Simulation) -> Highest:
+        """Return the highest totals of forward and backward, and what waits for backward.
 
         Bytes are beyond those at the beginning of the windows of forward and backward.
         """
-        call, start = self.call, self.backward_start
-        last = start - 1  # `backward_bytes` has the first moment of backward
-        return (
-            _highest(effect, self._forward, call.start),
-            effect.most_bytes(min(call.end + 1, last), last),
-            _highest(effect, self._backward, start),
+        return found.highest(*self._windows)
+
+    def _option_of(self, found: _Found | Option, decision: Decision | None = None) -> Option:
+        if isinstance(found, Option):
+            return found
+        decision = decision_of(self.call.program, found.fates) if decision is None else decision
+        return Option(
+            decision=decision,
+            forward_bytes=found.forward_bytes,
+            left_bytes=found.left_bytes,
+            backward_bytes=found.backward_bytes,
+            host_bytes=found.host_bytes,
+            cost=found.cost,
+            work=found.work,
+            units=found.units,
+            follow=partial(self.effect, decision),
         )
+
+    @cached_property
+    def _plain(self) -> Option:
+        return self.option(PLAIN)
 
     def all(self) -> list[Option]:
         """Return the options of which none is worse than another, cheapest first."""
@@ -247,7 +307,7 @@ class CallOptions:
         program, tried = self.call.program, set[Fates]()
 
         def with_those_of(options: Sequence[Option], decisions: Iterable[Decision]) -> list[Option]:
-            return self._extended(options, (Fates.of(program, each) for each in decisions), tried)
+            return self._extended(options, (_fates_of(program, each) for each in decisions), tried)
 
         options = with_those_of([self.option(PLAIN)], (*_cuts(program), *self._known))
         options = with_those_of(options, (held for each in options for held in self._on_host(each.decision)))
@@ -287,56 +347,83 @@ class CallOptions:
         among = [each for each in options if not (each.decision.is_plain or each.decision.is_rerun)]
         if not among:
             return ()
-        now = chance.choice(sorted(among, key=worth)[:_BEGINNINGS])
-        value, ways, known = worth(now), self._ways(now), dict[Fates, Option]()
+        begin = chance.choice(sorted(among, key=worth)[:_BEGINNINGS])
+        value, known, foreseen = worth(begin), dict[Fates, Option](), dict[Fates, _Stop]()
+        now, ways = _fates_of(self.call.program, begin.decision), self._ways(begin, self._uses(begin))
         warmth, units = _WARMTH * abs(value), len(self.call.program.units)
         steps = max(_FEWEST_STEPS, min(_STEPS, _MOST_SIMULATED // (_BEGINNINGS * units)))
         for step in range(steps if ways else 0):
-            fates = chance.choice(chance.choice(ways))
-            if fates not in known:
-                known[fates] = self.option(self._decided(fates))
-            found, cooler = worth(known[fates]), max(warmth * (1 - step / steps) ** 2, _COLD)
+            fates = _gone(now, chance.choice(chance.choice(ways)))
+            if fates not in foreseen:
+                foreseen |= self._foreseen(fates, now, ways, chance, steps - step)
+            schedules, number, row = foreseen[fates]
+            option = known.setdefault(fates, self._option_of(row))
+            found, cooler = worth(option), max(warmth * (1 - step / steps) ** 2, _COLD)
             if found < value or chance.random() < exp((value - found) / cooler):
-                now, value = known[fates], found
-                ways = self._ways(now)
+                uses = self._uses(option) if option.decision.is_plain else schedules.uses(number)
+                value, ways = found, self._ways(option, uses)
+                now = _fates_of(self.call.program, option.decision)
         return [each for each in known.values() if not each.decision.is_plain]
 
-    def _ways(self, option: Option) -> Sequence[Sequence[Fates]]:
+    def _foreseen(
+        self, fates: Fates, now: Fates, ways: Sequence[Sequence[_Way]], chance: random.Random, steps: int
+    ) -> dict[Fates, _Stop]:
+        """Return what follows from a decision, and from those that come next where none is gone to."""
+        ahead = random.Random()  # noqa: S311 (draws what the walk would)
+        ahead.setstate(chance.getstate())
+        tried = [fates]
+        for _ in range(min(steps, _AHEAD) - 1):
+            ahead.random()
+            tried.append(_gone(now, ahead.choice(ahead.choice(ways))))
+        tried = list(dict.fromkeys(tried))
+        schedules = self._decided(tried)
+        stops = (_Stop(schedules, *row) for row in enumerate(self._simulated(schedules)))
+        return dict(zip(tried, stops, strict=True))
+
+    def _ways(self, option: Option, uses: Mapping[int, int]) -> Sequence[Sequence[_Way]]:
         """Return the decisions next to that of an option, by kind of the difference."""
         program = self.call.program
         near = _neighbours(program, [option], self._movable, program.fleeting_chains)
         together = _with_operands(program, [option])
-        drops = self._with_drops(option) if self._may_drop else ()
-        return [ways for ways in map(list, ((*near, *together), drops)) if ways]
+        drops = self._with_drops(option, uses) if self._may_drop else ()
+        kinds: Iterable[Iterable[_Way]] = ((*near, *together), drops)
+        return [ways for ways in map(list, kinds) if ways]
 
-    def _decided(self, fates: Fates) -> Decision:
-        """Return the decision without drops that no request follows: operands would wait for these.
+    def _uses(self, option: Option) -> Mapping[int, int]:
+        """Return how many requests need each storage under an option."""
+        return schedules_of(self.call, option.decision).uses(0)
 
+    def _decided(self, all_fates: Sequence[Fates]) -> Schedules:
+        """Return the schedules of decisions, without drops that no request follows.
+
+        Operands would wait for these.
         Without them others may have fewer requests: what the same operators make is there again by the way.
         What dropped values are made of, and no operator may make again, is kept.
         """
-        program = self.call.program
-        if fates.drops:
-            dropped = program.runs.bits_of({storage for storage, _ in fates.drops})
-            operands = program.completed_bits(fates.keep & ~dropped, fates.moved)
-            fates = fates._replace(keep=fates.keep | operands, again=fates.again & ~operands)
-        decision = fates.decided(program)
-        while decision.drops:
-            uses = Schedule.of(self.call, decision).uses()
-            useful = frozenset(each for each in decision.drops if each[1] < uses[each[0]])
-            if useful == decision.drops:
-                break
-            decision = replace(decision, drops=useful)
-        return decision
+        fates = [self._completed(each) if each.drops else each for each in all_fates]
+        found = Schedules(self.call, fates)
+        while useless := list(found.useless_drops()):
+            for number, drop in useless:
+                fates[number] = fates[number]._replace(drops=fates[number].drops - {drop})
+            found = Schedules(self.call, fates)
+        return found
 
-    def _with_drops(self, option: Option) -> Iterable[Fates]:
-        """Yield the decisions that drop one storage more or less between requests that need it."""
-        fates = Fates.of(self.call.program, option.decision)
+    def _completed(self, fates: Fates) -> Fates:
+        """Return a decision that keeps what dropped values are made of and no operator may make again."""
+        program = self.call.program
+        dropped = program.runs.bits_of({storage for storage, _ in fates.drops})
+        operands = program.completed_bits(fates.keep & ~dropped, fates.moved)
+        again = fates.again & ~operands
+        away = program.runs.storages_in(fates.moved | again)
+        drops = frozenset(each for each in fates.drops if each[0] not in away)
+        return Fates(fates.keep | operands, fates.moved, again, drops)
+
+    def _with_drops(self, option: Option, uses: Mapping[int, int]) -> Iterable[_Way]:
+        """Yield the drops of one storage more or less between requests that need it."""
         may_drop = self.call.program.droppable - option.decision.again - option.decision.offload
-        for storage, count in Schedule.of(self.call, option.decision).uses().items():
+        for storage, count in uses.items():
             if storage in may_drop:
-                for number in range(1, count):
-                    yield fates._replace(drops=fates.drops ^ {(storage, number)})
+                yield from ((storage, number) for number in range(1, count))
 
     def _near(
         self, options: Sequence[Option], anew: frozenset[int], tried: set[Fates], number: int
@@ -344,7 +431,7 @@ class CallOptions:
         """Return neighbours of options that were not tried, or every so many of them from one on."""
         program = self.call.program
         near = _neighbours(program, options, self._movable, anew)
-        runs = sum(len(each.effect.runs) for each in options) // len(options)
+        runs = sum(each.units for each in options) // len(options)
         simulated = max(len(program.units), runs, 1)
         return _some(near, tried, max(_FEWEST_TRIED, _MOST_SIMULATED // simulated), number)
 
@@ -354,7 +441,10 @@ class CallOptions:
         """Return options with those of decisions that were not tried before."""
         fresh = [each for each in dict.fromkeys(all_fates) if each not in tried]
         tried.update(fresh)
-        return thinned([*options, *(self.option(self._decided(each)) for each in fresh)])
+        found: list[Option | _Found] = list(options)
+        for start in range(0, len(fresh), _MOST_TOGETHER):
+            found += self._simulated(self._decided(fresh[start : start + _MOST_TOGETHER]))
+        return [self._option_of(each) for each in thinned(found)]
 
     def _corners(self, options: Sequence[Option]) -> list[Option]:
         """Return a few options of all costs, and those of the fewest bytes."""
@@ -380,20 +470,6 @@ class CallOptions:
         yield Decision(keep=keep - self._movable, offload=(keep & self._movable) | inputs)
 
 
-def _highest(effect: Effect, held: npt.NDArray[np.int64], start: int) -> int:
-    """Return the highest total of what is held from moment `start` on, with the effect of one option."""
-    count, gains, peaks = len(held), effect.gains, effect.peaks
-    moments = np.fromiter(gains, np.int64, len(gains)) - start
-    weights = np.fromiter(gains.values(), np.float64, len(gains))
-    changes = np.bincount(np.minimum(np.maximum(moments, 0), count), weights, count)[:count]
-    totals = changes.cumsum() + held
-    highest = max(0, int(np.maximum.reduce(totals)))
-    for moment, peak in peaks.items():
-        if 0 <= moment - start < count:
-            highest = max(highest, int(totals[moment - start]) + peak)
-    return highest
-
-
 @lru_cache(maxsize=8)
 def _all(caller: CallOptions) -> Sequence[Option]:
     """Return all options of a caller; plans of one step for several budgets share them."""
@@ -406,7 +482,7 @@ def _all(caller: CallOptions) -> Sequence[Option]:
     return found
 
 
-def thinned(options: Iterable[Option]) -> list[Option]:
+def thinned(options: Iterable[_AnyOption]) -> list[_AnyOption]:
     """Return the options that no other one beats, at most so many, cheapest first."""
     best = _undominated(list(options), slack=0.0)
     slack = 0.001
@@ -416,20 +492,26 @@ def thinned(options: Iterable[Option]) -> list[Option]:
     return best
 
 
-def _undominated(options: list[Option], *, slack: float) -> list[Option]:
+def _undominated(options: list[_AnyOption], *, slack: float) -> list[_AnyOption]:
     """Return the options of which no other is better in cost and in all bytes; `slack` thins them out."""
     options.sort(key=lambda each: (each.cost, *_BYTES(each)))
     rows = _rows(options)
     span = slack * (rows.max(axis=0) - rows.min(axis=0)) if slack else 0.0
-    chosen: list[int] = []
-    for index in range(len(options)):
-        if not (rows[chosen] <= rows[index] + span).all(axis=1).any():
-            chosen.append(index)
+    chosen = np.empty(0, dtype=np.intp)
+    for start in range(0, len(options), _COMPARED):
+        part = rows[start : start + _COMPARED] + span
+        fresh = np.flatnonzero(~(rows[chosen, None] <= part).all(axis=2).any(axis=0))
+        beats = np.all(rows[start + fresh, None] <= part[fresh], axis=2)
+        added: list[int] = []
+        for index in range(len(fresh)):
+            if not beats[added, index].any():
+                added.append(index)
+        chosen = np.append(chosen, start + fresh[added])
     # thinning must not lose what fits the least
-    return [options[index] for index in sorted({*chosen, *_smallest(rows)})]
+    return [options[index] for index in sorted({*chosen.tolist(), *_smallest(rows)})]
 
 
-def _rows(options: Sequence[Option]) -> npt.NDArray[np.float64]:
+def _rows(options: Sequence[Option | _Found]) -> npt.NDArray[np.float64]:
     """Return the bytes of options, a row each."""
     return np.array(list(map(_BYTES, options)), dtype=np.float64)
 
@@ -478,6 +560,11 @@ def _sampled(program: BlockProgram, costly: Sequence[int]) -> Iterable[dict[int,
         }
 
 
+def _fates_of(program: BlockProgram, decision: Decision) -> Fates:
+    """Return a decision as bits; the plain one keeps all that autograd saves."""
+    return fates_of(program, replace(decision, keep=_kept(program, decision)))
+
+
 def _kept(program: BlockProgram, decision: Decision) -> frozenset[int]:
     """Return the storages that a decision keeps, with those that every decision but the plain one keeps."""
     return program.pinned | (program.saved if decision.is_plain else decision.keep)
@@ -485,7 +572,7 @@ def _kept(program: BlockProgram, decision: Decision) -> frozenset[int]:
 
 def _neighbours(
     program: BlockProgram, options: Sequence[Option], movable: frozenset[int], fleeting: frozenset[int]
-) -> Iterable[Fates]:
+) -> Iterable[_Sets]:
     """Yield the decisions that keep one storage more or less, or move one more or less to the host.
 
     Also those that make one more or less anew for each reader.
@@ -494,24 +581,34 @@ def _neighbours(
     alike = list(map(bits_of, program.alike))
     may_move, may_pass = bits_of(movable), bits_of(fleeting)
     for option in options:
-        fates = Fates.of(program, option.decision)
-        for kept, moved in _near(program, alike, fates, may_move):
-            held = program.completed_bits(kept, moved)
-            yield Fates(held, moved, fates.again & ~(held | moved), fates.drops)
-        anew = may_pass & ~(fates.keep | fates.moved)
+        fates = _fates_of(program, option.decision)
+        for kept, away in _near(program, alike, fates, may_move):
+            held = program.completed_bits(kept, away)
+            yield held, away, fates.again & ~(held | away), fates.drops
+        keep, moved, _, drops = fates
+        anew = may_pass & ~(keep | moved)
         for part in alike:
             if not part & ~anew:
-                yield fates._replace(again=fates.again ^ part)
+                yield keep, moved, fates.again ^ part, drops
 
 
-def _some(near: Iterable[Fates], tried: set[Fates], most: int, number: int = 0) -> Sequence[Fates]:
+def _gone(fates: Fates, way: _Way) -> Fates:
+    """Return the decision that a way leads to."""
+    match way:
+        case storage, number:
+            return fates._replace(drops=fates.drops ^ {(storage, number)})
+        case _:
+            return Fates(*way)
+
+
+def _some(near: Iterable[_Sets], tried: set[Fates], most: int, number: int = 0) -> Sequence[Fates]:
     """Return decisions that were not tried: all, or every so many of them from one on."""
     fresh = [each for each in dict.fromkeys(near) if each not in tried]
     stride = len(fresh) // most + 1
-    return fresh[number % stride :: stride]
+    return [Fates(*each) for each in fresh[number % stride :: stride]]
 
 
-def _with_operands(program: BlockProgram, options: Sequence[Option]) -> Iterable[Fates]:
+def _with_operands(program: BlockProgram, options: Sequence[Option]) -> Iterable[_Sets]:
     """Yield the decisions that make storages more anew for each reader, with what only they are made of.
 
     Operands that autograd does not save wait from the first run to the last else, and nothing is spared. Also
@@ -520,16 +617,14 @@ def _with_operands(program: BlockProgram, options: Sequence[Option]) -> Iterable
     bits_of = program.runs.bits_of
     alike, fleeting = list(map(bits_of, program.alike)), bits_of(program.fleeting_chains)
     for option in options:
-        fates = Fates.of(program, option.decision)
-        may_pass = fleeting & ~(fates.keep | fates.moved | fates.again)
+        keep, moved, own, drops = _fates_of(program, option.decision)
+        may_pass = fleeting & ~(keep | moved | own)
+        anew = [each for each in alike if not each & ~own]
         for part in alike:
-            if part & ~may_pass:
-                continue
-            again = fates.again | part | program.unsaved_operands(part) & may_pass
-            yield fates._replace(again=again)
-            for each in alike:
-                if not each & ~fates.again:
-                    yield fates._replace(again=again & ~each)
+            if not part & ~may_pass:
+                again = own | part | program.unsaved_operands(part) & may_pass
+                yield keep, moved, again, drops
+                yield from ((keep, moved, again & ~each, drops) for each in anew)
 
 
 def _near(

@@ -137,8 +137,14 @@ class BlockProgram:
 
     def unsaved_operands(self, storages: int) -> int:
         """Return what some storages are made of, back to what autograd saves, all as bits."""
-        made = Run(self.runs, self.runs.making(storages, self.saved_bits & ~storages)).makes
-        return made & ~(self.saved_bits | storages)
+        if storages not in self._operands:
+            made = Run(self.runs, self.runs.making(storages, self.saved_bits & ~storages)).makes
+            self._operands[storages] = made & ~(self.saved_bits | storages)
+        return self._operands[storages]
+
+    @cached_property
+    def _operands(self) -> dict[int, int]:
+        return {}
 
     @cached_property
     def alike(self) -> tuple[frozenset[int], ...]:

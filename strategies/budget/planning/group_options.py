@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from strategies.budget.planning.block_options import CallOptions, Option
-from strategies.budget.planning.group_simulation import Member, first_ask, share_of
-from strategies.budget.planning.simulation import Effect
+from strategies.budget.planning.group_simulation import Member, first_ask, shares_of
+from strategies.budget.planning.simulation import Work
 from strategies.step.step_graph import StepGraph
 
 _LENGTHS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64)
@@ -106,7 +106,7 @@ class Groups:
         graph: StepGraph,
         callers: Sequence[CallOptions],
         options: Sequence[Sequence[Option]],
-        cost: Callable[[Effect], float],
+        cost: Callable[[Work], float],
         *,
         random_state_bytes: int,
     ) -> None:
@@ -226,19 +226,24 @@ class Groups:
         known = caller.answers(member, moment, tried)
         match known.read("choices"):
             case list(held):
-                return _Choices.of([self._row(caller, member, frozenset(keep), moment) for keep in held])
-        chosen = _thinned([self._row(caller, member, keep, moment) for keep in tried])
+                return _Choices.of(self._rows(caller, member, list(map(frozenset, held)), moment))
+        chosen = _thinned(self._rows(caller, member, tried, moment))
         known.write("choices", [sorted(keep) for keep, *_ in chosen])
         return _Choices.of(chosen)
 
-    def _row(self, caller: CallOptions, member: Member, keep: frozenset[int], moment: int) -> _Row:
-        """Return what a member keeps, and its row of `_Choices`."""
+    def _rows(
+        self, caller: CallOptions, member: Member, keeps: Sequence[frozenset[int]], moment: int
+    ) -> list[_Row]:
+        """Return what a member may keep, and the rows of that in `_Choices`."""
         passed_on = sum(member.call.program.sizes[out] for out in member.outs)
-        share = share_of(member, keep, moment, random_state_bytes=self._random_state_bytes)
-        share.seconds += caller.taped_s
-        forward, left, backward = caller.highest(share)
-        beyond = backward + share.second_bytes - passed_on
-        return keep, forward, left, share.second_peak_bytes, share.second_bytes, beyond, self._cost(share)
+        shares = shares_of(
+            member, keeps, moment, random_state_bytes=self._random_state_bytes, taped_s=caller.taped_s
+        )
+        found = caller.highest(shares)
+        beyond = found.backward + shares.second_bytes - passed_on
+        costs = map(self._cost, map(Work, shares.flops.tolist(), shares.seconds.tolist()))
+        columns = found.forward, found.left, shares.second_peak_bytes, shares.second_bytes, beyond
+        return list(zip(keeps, *(each.tolist() for each in columns), costs, strict=True))
 
 
 def _thinned(rows: Sequence[_Row]) -> list[_Row]:

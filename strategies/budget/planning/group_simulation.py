@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from strategies.budget.planning.block_program import PlannedCall
-from strategies.budget.planning.simulation import Effect, Schedule, effect_of_schedule
+from strategies.budget.planning.schedules import Fates, Schedules
+from strategies.budget.planning.simulation import Effect, Simulation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,15 +46,19 @@ def first_ask(members: Sequence[Member]) -> int:
     )
 
 
-def share_of(member: Member, keep: frozenset[int], moment: int, *, random_state_bytes: int) -> Effect:
-    """Return what a member adds that holds all that it reads from outside.
+def shares_of(
+    member: Member, keeps: Sequence[frozenset[int]], moment: int, *, random_state_bytes: int, taped_s: float
+) -> Simulation:
+    """Return what a member adds that holds all that it reads from outside, for each set that it may keep.
 
     Args:
-        keep: storages that it keeps from its second forward on.
+        keeps: storages that it keeps from its second forward on.
         moment: moment of the second forward.
         random_state_bytes: bytes on the device of the state of a random operator.
+        taped_s: seconds that it takes to follow its operators.
     """
-    return effect_of_schedule(_scheduled(member, keep, moment, member.outs), random_state_bytes)
+    schedules = _scheduled(member, keeps, moment, member.outs)
+    return Simulation(schedules, random_state_bytes, taped_s=taped_s)
 
 
 def group_effect(
@@ -67,13 +72,15 @@ def group_effect(
         random_state_bytes: bytes on the device of the state of a random operator.
     """
     moment = first_ask(members)
-    schedules: list[Schedule] = []
+    schedules: list[Schedules] = []
     for member, keep in zip(reversed(members), reversed(keeps), strict=True):
         outs = {s for s in member.outs if schedules and _reads(schedules[0], member.call.storages[s])}
-        schedules.insert(0, _scheduled(member, keep, moment, frozenset(outs)))
+        schedules.insert(0, _scheduled(member, [keep], moment, frozenset(outs)))
+        schedules[0].follow()
     owned = _owned(schedules)
     shares = [
-        effect_of_schedule(each, random_state_bytes, own) for each, own in zip(schedules, owned, strict=True)
+        Simulation(each, random_state_bytes, owned=own).effect(0)
+        for each, own in zip(schedules, owned, strict=True)
     ]
     effect = Effect()
     live = peak = 0
@@ -90,21 +97,30 @@ def group_effect(
     return effect, shares
 
 
-def _scheduled(member: Member, keep: frozenset[int], moment: int, outs: frozenset[int]) -> Schedule:
-    return Schedule.in_group(member.call, keep, moment, links=member.links, outs=outs)
+def _scheduled(
+    member: Member, keeps: Sequence[frozenset[int]], moment: int, outs: frozenset[int]
+) -> Schedules:
+    bits_of = member.call.program.runs.bits_of
+    fates = [Fates(bits_of(keep), 0, 0) for keep in keeps]
+    return Schedules(member.call, fates, links=member.links, outs=outs, second=moment)
 
 
-def _reads(schedule: Schedule, storage: int) -> bool:
-    outer = schedule.call.outer_storages
-    return storage in outer and -1 - outer.index(storage) in schedule.last
+def _reads(schedules: Schedules, storage: int) -> bool:
+    outer = schedules.call.outer_storages
+    return storage in outer and _last(schedules, outer.index(storage)) >= 0
 
 
-def _owned(schedules: Sequence[Schedule]) -> list[frozenset[int]]:
+def _last(schedules: Schedules, outer: int) -> int:
+    """Return the last moment at which a member has a storage from outside, -1 where it never does."""
+    return max((moment for moment, among, _ in schedules.last(-1 - outer) if among), default=-1)
+
+
+def _owned(schedules: Sequence[Schedules]) -> list[frozenset[int]]:
     """Return for each member the storages from outside that no other one holds longer."""
     latest: dict[int, tuple[int, int]] = {}
     for index, each in enumerate(schedules):
         for number, storage in enumerate(each.call.outer_storages):
-            until = each.last.get(-1 - number, -1)
+            until = _last(each, number)
             if storage not in latest or until > latest[storage][0]:
                 latest[storage] = until, index
     return [

@@ -24,7 +24,7 @@ from strategies.budget.planning.block_choice import (
     cheapest,
     smallest_budget,
 )
-from strategies.budget.planning.block_options import CallOptions, Fates, Option, thinned
+from strategies.budget.planning.block_options import CallOptions, Option, thinned
 from strategies.budget.planning.block_plans import block_plan, chained_plans, grouped_plan, of_call
 from strategies.budget.planning.block_program import PlannedCall, planned_call
 from strategies.budget.planning.chains import Chains
@@ -34,11 +34,13 @@ from strategies.budget.planning.lower_bound import LowerBound
 from strategies.budget.planning.prices import Price, prices
 from strategies.budget.planning.recomputation import LeastFlops
 from strategies.budget.planning.rerun import rerun_of
+from strategies.budget.planning.schedules import Fates
 from strategies.budget.planning.simulation import (
     PLAIN,
     RANDOM_STATE_BYTES,
     Decision,
     Effect,
+    Work,
     peak_bytes,
     totals_of,
 )
@@ -188,6 +190,7 @@ class Planner:
         ]
         self._callers = [each(may_offload=host_bytes > 0) for each in found]
         self._without_host = [each() for each in found] if host_bytes else []
+        self._known: dict[tuple[int, Decision], Chosen] = {}
         self._beside_others: dict[object, Effect] = {}
         self._unplanned = self._why_unplanned()
         self._stages = self._made_stages()
@@ -295,7 +298,7 @@ class Planner:
             yield from map(of_call, found_plans, self._graph.calls[number:])
             return
         call, planned = self._graph.calls[number], self._calls[number]
-        found = block_plan(planned, replace(chosen.option, effect=chosen.effect))
+        found = block_plan(planned, replace(chosen.option, follow=lambda: chosen.effect))
         reason = self._unplanned.get(call.fqn)
         if not found.plain:
             planned_for = of_call(found, call)
@@ -564,8 +567,10 @@ class Planner:
 
     def _decided(self, start: int, decision: Decision) -> Chosen:
         """Return a decision about one stage of the programme, with what follows from it."""
-        option = self._callers[start].option(decision)
-        return Chosen(start=start, option=option, effect=option.effect)
+        if (start, decision) not in self._known:
+            option = self._callers[start].option(decision)
+            self._known[start, decision] = Chosen(start=start, option=option, effect=option.effect)
+        return self._known[start, decision]
 
     def _call_of(self, start: int) -> int:
         """Return the number of the call that stands for a stage of the programme."""
@@ -579,7 +584,7 @@ class Planner:
         return Chosen(start=choice.start, effect=effect, span=choice.span, keeps=keeps, shares=tuple(shares))
 
     def _cost_of_choice(self, chosen: Sequence[Chosen]) -> float:
-        return sum(self._cost(each.effect) for each in chosen)
+        return sum(self._cost(each.effect.work) for each in chosen)
 
     def _peak_bytes(self, chosen: Sequence[Chosen]) -> int:
         return peak_bytes(self._graph, self._effects(chosen))
@@ -681,7 +686,7 @@ def _priced(stages: Sequence[Stage], second_in_flops: float) -> list[Stage]:
     known: dict[int, list[Option]] = {}
     for stage in stages:
         if id(stage.options) not in known:
-            costs = (each.effect.flops + second_in_flops * each.effect.seconds for each in stage.options)
+            costs = (each.work.flops + second_in_flops * each.work.seconds for each in stage.options)
             known[id(stage.options)] = [
                 replace(each, cost=cost) for each, cost in zip(stage.options, costs, strict=True)
             ]
@@ -718,13 +723,13 @@ def _seconds(operator: StepOperator) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """The cost of an effect in a step; equal ones price alike."""
+    """The cost of work in a step; equal ones price alike."""
 
     step_flops: int
     objective: Objective
 
-    def __call__(self, effect: Effect) -> float:
-        return cost(effect.flops, effect.seconds, self.step_flops, self.objective)
+    def __call__(self, work: Work) -> float:
+        return cost(work.flops, work.seconds, self.step_flops, self.objective)
 
 
 def cost(flops: int, seconds: float, step_flops: int, objective: Objective) -> float:

@@ -48,7 +48,6 @@ class ScheduledPlanner(Planner):
         for number, call in enumerate(self._calls):
             by_block.setdefault(call.fqn, []).append(number)
         self._numbers = list(by_block.values())
-        self._known: dict[tuple[int, Decision], Chosen] = {}
         self._firsts = [min(numbers, key=self._window) for numbers in self._numbers]
         options: dict[object, list[Option]] = {}
         stages = []

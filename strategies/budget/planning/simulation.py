@@ -7,17 +7,19 @@ A call runs its units for the requests of backward. A member of a group runs som
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from operator import or_
-from typing import Any
+from itertools import groupby
+from operator import and_, itemgetter, or_
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from strategies.budget.planning.block_program import PlannedCall
-from strategies.budget.planning.units import Run
+from strategies.budget.planning.block_program import BlockProgram, PlannedCall
+from strategies.budget.planning.schedules import Fates, Request, Schedules, Sets, columns_of, join
+from strategies.budget.planning.units import UnitStep
 from strategies.estimate.machine import MACHINES, Machine
 from strategies.step.step_graph import StepGraph
 
@@ -67,6 +69,13 @@ class Decision:
 PLAIN, RERUN = Decision(is_plain=True), Decision(is_rerun=True)
 
 
+class Work(NamedTuple):
+    """Work beyond the plain step: FLOPs, and seconds with those of waiting."""
+
+    flops: int
+    seconds: float
+
+
 @dataclass(kw_only=True, slots=True)
 class Effect:
     """The changes that a decision makes in one call of a block, or all decisions of a group in its calls.
@@ -101,6 +110,11 @@ class Effect:
     inputs: Mapping[int, tuple[int, int, int]] = field(default_factory=dict)
     holds: Mapping[int, int] = field(default_factory=dict)
 
+    @property
+    def work(self) -> Work:
+        """Its work."""
+        return Work(self.flops, self.seconds)
+
     def most_bytes(self, start: int, end: int) -> int:
         """Return the most bytes that the effect adds at the moments from `start` to `end`."""
         running = sum(gain for moment, gain in self.gains.items() if moment <= start)
@@ -122,30 +136,30 @@ def effect_of(
         random_state_bytes: bytes on the device of the state of a random operator.
         machine: tells how long copies to the host and back take.
     """
-    schedule = Schedule.of(call, decision)
-    effect = effect_of_schedule(schedule, random_state_bytes)
-    runs = call.program.runs
-    # results that nobody goes on with die after forward: what their nodes have saved is copied first
-    lingering = (each for each in decision.offload if call.dropped.get(each, -1) >= call.end)
-    effect.host_bytes = runs.bytes_of(reduce(or_, schedule.fetched.values(), runs.bits_of(lingering)))
-    if effect.host_bytes:
-        window_s = sum(unit.seconds for unit in call.program.units)
-        effect.wait_s = machine.offload_s(effect.host_bytes, window_s)
-        effect.seconds += effect.wait_s
-    return effect
+    return Simulation(schedules_of(call, decision), random_state_bytes, machine=machine).effect(0)
 
 
-def effect_of_schedule(
-    schedule: Schedule, random_state_bytes: int, owned: frozenset[int] | None = None
-) -> Effect:
-    """Return what changes when a call runs as scheduled, but for copies to the host.
+def schedules_of(call: PlannedCall, decision: Decision) -> Schedules:
+    """Return when what happens under a decision."""
+    if decision.is_plain:
+        kept = call.program.runs.bits_of(call.program.saved.union(call.dropped))
+        return Schedules(call, [Fates(kept, 0, 0)], is_plain=True)
+    return Schedules(call, [fates_of(call.program, decision)])
 
-    Args:
-        schedule: when what happens.
-        random_state_bytes: bytes on the device of the state of a random operator.
-        owned: storages from outside that no other block holds longer; `None`: all.
-    """
-    return _Walk(schedule, random_state_bytes, owned).effect
+
+def fates_of(program: BlockProgram, decision: Decision) -> Fates:
+    """Return a decision as bits."""
+    sets = decision.keep, decision.offload, decision.again
+    keep, moved, again = map(program.runs.bits_of, sets)
+    return Fates(keep, moved, again, decision.drops)
+
+
+def decision_of(program: BlockProgram, fates: Fates) -> Decision:
+    """Return the decision that is not plain, without drops of what is made anew for each request anyway."""
+    sets = map(program.runs.storages_in, (fates.keep, fates.moved, fates.again))
+    keep, moved, again = map(frozenset, sets)
+    drops = frozenset(each for each in fates.drops if each[0] not in moved | again)
+    return Decision(keep=keep, offload=moved, again=again, drops=drops)
 
 
 def joined(effects: Sequence[Effect]) -> Effect:
@@ -182,336 +196,396 @@ def totals_of(graph: StepGraph, effects: Sequence[Effect]) -> npt.NDArray[np.int
     return graph.held_bytes + np.cumsum(gains)[:-1]
 
 
-@dataclass(kw_only=True, slots=True)
-class Schedule:
-    """When what happens under a decision.
+class Window(NamedTuple):
+    """Moments of the step in a row.
 
     Fields:
-        call: the call.
-        links: storages from outside that the member before makes, in a group.
-        outs: storages that the next member reads.
-        moved: storages that wait on the host.
-        again: storages that live for one request.
-        drops: storages that are dropped after so many requests that need them.
-        resident: storages on the device from forward on.
-        there: storages that requests find made: from forward or the second forward on, or on the host.
-        until_end: storages that are held until forward ends, whoever reads them.
-        has_tape: whether a tape follows forward.
-        second: units of the second forward; none outside of groups.
-        requests: what runs at requests of backward, by the request's number; of others nothing runs.
-        made: what the units that run for it make, and was not there, as bits.
-        last_read: what nobody reads after the request, as bits; of what is dropped, this copy.
-        fetched: what comes back from the host for it, as bits.
-        read_until: last moment at which a unit reads a storage.
-        held_until: last moment at which a node has a storage.
-        released: last moments at which a node has a copy of what is dropped, and storages.
-        last: last moment at which a unit or a node has a storage; of what is dropped, the one of forward.
+        start: the first moment.
+        held: bytes that are held from each of them on, beyond those at the first.
     """
 
-    call: PlannedCall
-    links: frozenset[int]
-    outs: frozenset[int]
-    moved: frozenset[int]
-    again: frozenset[int]
-    resident: frozenset[int]
-    there: frozenset[int]
-    until_end: frozenset[int]
-    drops: frozenset[tuple[int, int]] = frozenset()
-    has_tape: bool = True
-    second: Run | None = None
-    requests: dict[int, Run] = field(default_factory=dict)
-    made: dict[int, int] = field(default_factory=dict)
-    last_read: dict[int, int] = field(default_factory=dict)
-    fetched: dict[int, int] = field(default_factory=dict)
-    read_until: dict[int, int] = field(default_factory=dict)
-    held_until: dict[int, int] = field(default_factory=dict)
-    released: list[tuple[int, int]] = field(default_factory=list)
-    last: dict[int, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, call: PlannedCall, decision: Decision) -> Schedule:
-        """Return what backward asks of a call outside of groups, in order."""
-        resident = call.program.saved.union(call.dropped) if decision.is_plain else decision.keep
-        schedule = cls(
-            call=call,
-            links=frozenset(),
-            outs=frozenset(),
-            moved=decision.offload,
-            again=decision.again,
-            drops=decision.drops,
-            resident=resident,
-            there=resident | decision.offload,
-            until_end=decision.resident,
-            has_tape=not decision.is_plain,
-        )
-        schedule._ask()
-        return schedule
-
-    @classmethod
-    def in_group(
-        cls,
-        call: PlannedCall,
-        keep: frozenset[int],
-        moment: int,
-        *,
-        links: frozenset[int],
-        outs: frozenset[int],
-    ) -> Schedule:
-        """Return what backward asks of a member of a group, whose second forward is at `moment`."""
-        none, runs = frozenset[int](), call.program.runs
-        schedule = cls(
-            call=call,
-            links=links,
-            outs=outs,
-            moved=none,
-            again=none,
-            resident=none,
-            there=keep | outs,
-            until_end=none,
-        )
-        schedule._ask()
-        schedule.there = outs.union(keep.intersection(schedule.last))
-        there = runs.bits_of(schedule.there)
-        schedule.second = second = Run(runs, runs.making(there, 0))
-        for storage in runs.storages_in(second.reads & (there | runs.outside)):
-            schedule.read_until.setdefault(storage, moment)
-        schedule._note_last()
-        return schedule
-
-    def _ask(self) -> None:
-        """Enter the requests: which units run for each, what is fetched, and until when it is held.
-
-        What a ticket gives, nobody but the node that asked holds.
-        """
-        call, runs = self.call, self.call.program.runs
-        self.held_until |= call.tickets_until if self.has_tape else call.graph_until
-        tickets = (self.moved | self.links) if self.has_tape else frozenset[int]()
-        self.held_until |= {each: call.asked_until[each] for each in tickets & call.asked_until.keys()}
-        dropped = self._run()
-        if self.moved:
-            self._fetch()
-        copied = self.copied
-        unread, read_until = ~copied, self.read_until
-        for index, run in reversed(self.requests.items()):
-            self.last_read[index] = last_read = run.reads & unread
-            unread ^= last_read
-            moment = call.asked[index]
-            for storage in runs.storages_in(last_read):
-                read_until[storage] = moment
-        if copied:
-            self._end_copies(copied, dropped)
-        if self.has_tape and call.program.asks_in_forward:
-            self._hold_in_forward()
-        self._note_last()
+    start: int
+    held: npt.NDArray[np.int64]
 
     @property
-    def copied(self) -> int:
-        """Storages that are dropped and made again, as bits."""
-        return self.call.program.runs.bits_of(self.again.union(storage for storage, _ in self.drops))
+    def end(self) -> int:
+        """The moment behind the last one."""
+        return self.start + len(self.held)
 
-    def uses(self) -> Counter[int]:
-        """Return how many requests need each storage: for themselves, or for what runs."""
-        runs, uses = self.call.program.runs, Counter[int]()
-        for index, _, bit in self.call.program.asked_inside:
-            uses.update(runs.storages_in(bit | self.requests.get(index, runs.nothing).reads))
-        return uses
+    def base(self, times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the most bytes held from each of some points in the window to the one behind.
 
-    def _run(self) -> dict[int, int]:
-        """Enter what runs for each request; return what is dropped after it, as bits."""
-        runs, uses, dropped = self.call.program.runs, Counter[int](), dict[int, int]()
-        there, again, fleeting = runs.bits_of(self.there), runs.bits_of(self.again), self.copied
-        last: dict[int, int] = {}
-        for storage, number in self.drops:
-            last[storage] = max(number, last.get(storage, 0))
-        for index, storage, bit in self.call.program.asked_inside:
-            used = bit
-            if not there & bit:  # of most storages nothing runs again
-                self.requests[index] = run = runs.run(storage, there)
-                used |= run.reads
-                self.made[index] = run.makes & ~there & (used | ~fleeting)
-                there |= self.made[index]
-            used &= fleeting
-            if not used:
-                continue
-            dropped[index] = used & again
-            for each in runs.storages_in(used & ~again):
-                uses[each] += 1
-                if (each, uses[each]) in self.drops:
-                    dropped[index] |= runs.bits[each]
-                if uses[each] == last[each]:  # the next copy stays
-                    fleeting ^= runs.bits[each]
-            there &= ~dropped[index]
-        return dropped
-
-    def _end_copies(self, copied: int, dropped: Mapping[int, int]) -> None:
-        """Find until when each copy of what is dropped is held: by the units of a request, or by a node."""
-        call, runs, nothing = self.call, self.call.program.runs, self.call.program.runs.nothing
-        unused = (-1, -1)  # the last request that reads a copy, and the last moment of a node that has it
-        copies = dict.fromkeys(runs.storages_in(copied), unused)
-        ended: list[tuple[int, tuple[int, int]]] = []
-        for index, storage, bit in call.program.asked_inside:
-            for each in runs.storages_in(self.requests.get(index, nothing).reads & copied):
-                copies[each] = index, copies[each][1]
-            if bit & copied:
-                copies[storage] = copies[storage][0], max(call.until[index], copies[storage][1])
-            for each in runs.storages_in(dropped.get(index, 0)):
-                ended.append((each, copies[each]))
-                copies[each] = unused
-        from_forward = copied & runs.bits_of(self.there)
-        for storage in copies:
-            self.held_until.pop(storage, None)
-        for storage, (index, until) in (*ended, *(each for each in copies.items() if each[1] != unused)):
-            is_read_last, bit = index >= 0 and call.asked[index] > until, runs.bits[storage]
-            if is_read_last:
-                self.last_read[index] |= bit
-            if from_forward & bit:  # counts with what lives from forward on
-                from_forward ^= bit
-                self.held_until[storage] = until
-                self.read_until |= {storage: call.asked[index]} if is_read_last else {}
-            elif not is_read_last:
-                self.released.append((until, storage))
-
-    def _hold_in_forward(self) -> None:
-        """Hold what stays, or is made again before forward ends, until then: its tape does."""
-        runs, end, asked = self.call.program.runs, self.call.end, self.call.asked
-        early = (made for index, made in self.made.items() if asked[index] < end)
-        made = {*runs.storages_in(reduce(or_, early, 0))}
-        for storage in made | self.resident.intersection(self.held_until.keys() | self.read_until.keys()):
-            self.held_until[storage] = max(end, self.held_until.get(storage, -1))
-        fetched = runs.storages_in(reduce(or_, self.fetched.values(), 0))
-        for storage in self.moved.difference(fetched):  # nobody needs it after forward
-            self.held_until.pop(storage, None)
-            self.read_until.pop(storage, None)
-
-    def _fetch(self) -> None:
-        """Note the first request after forward that needs each storage on the host."""
-        runs, nothing = self.call.program.runs, self.call.program.runs.nothing
-        waiting = runs.bits_of(self.moved)
-        for index, storage in enumerate(self.call.program.asked):
-            if self.call.asked[index] < self.call.end:
-                continue
-            run = self.requests.get(index, nothing)
-            needed = waiting & (run.reads | runs.bits[storage])
-            if needed:
-                self.fetched[index] = needed
-                waiting &= ~needed
-
-    def _note_last(self) -> None:
-        """Find the last moment at which anybody has each storage."""
-        found = dict(self.held_until)
-        for storage, moment in self.read_until.items():
-            if moment > found.get(storage, -1):
-                found[storage] = moment
-        self.last = found
-
-
-class _Walk:
-    """Follows the bytes of one call."""
-
-    def __init__(self, schedule: Schedule, random_state_bytes: int, owned: frozenset[int] | None) -> None:
-        self.effect = effect = Effect(gains=Counter(dict(schedule.call.gains)))
-        self._schedule, self._call, self._program = schedule, schedule.call, schedule.call.program
-        self._runs, self._random_state_bytes = self._program.runs, random_state_bytes
-        self._sizes, self._deaths = self._program.sizes, self._call.all_deaths
-        self._there = self._runs.bits_of(schedule.there)
-        self._later = self._runs.bits_of(schedule.last) & ~self._there
-        self._copied = schedule.copied
-        self._held: set[int] = set()
-        self._freed = self._kept_until(owned)
-        effect.holds = {schedule.call.number_of(each): schedule.last[each] for each in self._held}
-        self._hold_from_forward()
-        if schedule.second is not None:
-            self._run_second(schedule.second)
-        self._run_requests()
-        second = () if schedule.second is None else schedule.second.units
-        effect.runs = tuple(sorted(unit for run in schedule.requests.values() for unit in run.units))
-        work = [self._program.units[unit] for unit in (*second, *effect.runs)]
-        effect.flops = sum(unit.flops for unit in work)
-        effect.seconds = sum(unit.seconds for unit in work)
-        effect.linked_bytes = sum(self._sizes[link] for link in schedule.links)
-
-    def _kept_until(self, owned: frozenset[int] | None) -> int:
-        """Note what lives longer than unplanned, and what nodes of autograd set free; return what units do.
-
-        Args:
-            owned: as of `effect_of_schedule`.
+        Points between moments are of the moment before.
         """
-        schedule, gains, freed = self._schedule, self.effect.gains, []
-        away = schedule.moved | schedule.links
-        for storage, last in schedule.last.items():
-            # there from forward on, without a link, the host or a unit
-            if storage in schedule.resident or (storage < 0 and storage not in away):
-                if last <= self._deaths[storage] or not (owned is None or storage >= 0 or storage in owned):
-                    continue
-                self._held.add(storage)
-            elif storage in schedule.outs:
-                continue
-            # this call is the last to have it
-            if schedule.held_until.get(storage, -1) < last:
-                freed.append(storage)
-            else:
-                gains[last + 1] = gains.get(last + 1, 0) - self._sizes[storage]
-        return self._runs.bits_of(freed)
+        moments = times // 2 - self.start
+        found = self.held[moments]
+        is_even = times % 2 == 0
+        found[is_even] = np.maximum.reduceat(self.held, moments[is_even])
+        return found
 
-    def _hold_from_forward(self) -> None:
-        """Enter what forward leaves: kept storages, inputs that are read again, states of generators."""
-        gains, call, sizes, schedule = self.effect.gains, self._call, self._sizes, self._schedule
-        for storage in self._held:
-            gains[self._deaths[storage] + 1] += sizes[storage]
-        for storage in schedule.until_end - self._held:
-            if self._deaths[storage] < call.end:
-                gains[self._deaths[storage] + 1] += sizes[storage]
-                gains[call.end + 1] -= sizes[storage]
-        if schedule.has_tape and (self._program.random_units or call.passing):
+
+class Highest(NamedTuple):
+    """The bytes of some decisions in windows of the step, each beyond those at the window's beginning.
+
+    Fields:
+        forward: highest total of forward.
+        left: bytes that wait for backward.
+        backward: highest total of backward.
+    """
+
+    forward: npt.NDArray[np.int64]
+    left: npt.NDArray[np.int64]
+    backward: npt.NDArray[np.int64]
+
+
+_Row: TypeAlias = tuple[int, int, int, int]
+"""Bytes more from a point of time on, under some decisions.
+
+The point is twice the moment at which they are there; one more of what happens between it and the next. Then
+come the bytes, the decisions, and bytes on top of all that are there then, only at this point; -1 where the
+total there counts for nothing.
+"""
+
+
+def highest(effect: Effect, forward: Window, backward: Window) -> Highest:
+    """Return the highest totals of one effect in the windows of forward and backward."""
+    rows = [(2 * moment, gain, 1, -1) for moment, gain in effect.gains.items()]
+    for moment, peak in effect.peaks.items():
+        rows += [(2 * moment + 1, 0, 1, peak), *_around(moment)]
+    return _highest(rows, 1, forward, backward)
+
+
+def _highest(rows: Sequence[_Row], count: int, forward: Window, backward: Window) -> Highest:
+    last = backward.start - 1  # `backward` has the first moment of backward
+    left = min(forward.end, last)
+    ends = (forward.start, forward.end, left, last + 1, backward.end)
+    times, nbytes, among, private = zip(*rows, *((2 * moment, 0, 0, -1) for moment in ends), strict=True)
+    order = np.argsort(time := np.array(times), kind="stable")
+    time, extra, ran = time[order], np.array(private)[order], columns_of(among, count)[order]
+    is_last = np.append(time[1:] != time[:-1], True)
+    counts = np.flatnonzero(np.where(time % 2, extra >= 0, is_last))
+    totals = np.cumsum(ran * np.array(nbytes)[order, None], axis=0)[counts]
+    time = time[counts]
+    peaks = totals + ran[counts] * np.maximum(extra[counts], 0)[:, None]
+
+    def between(start: int, end: int) -> slice:
+        return slice(*np.searchsorted(time, (2 * start, 2 * end)))
+
+    def most(window: Window) -> npt.NDArray[np.int64]:
+        here = between(window.start, window.end)
+        found: npt.NDArray[np.int64] = (peaks[here] + window.base(time[here])[:, None]).max(axis=0)
+        return np.maximum(found, 0)
+
+    waits = between(left, last + 1)
+    return Highest(most(forward), totals[waits][time[waits] % 2 == 0].max(axis=0), most(backward))
+
+
+def _around(moment: int) -> Sequence[_Row]:
+    """Return nothing at a moment and at the next one: what is held from each of them on counts alone."""
+    return (2 * moment, 0, 0, -1), (2 * moment + 2, 0, 0, -1)
+
+
+class _Running(NamedTuple):
+    """Units that run one after the other, and what becomes of storages meanwhile, each with its decisions.
+
+    Fields:
+        units: the units.
+        stays: what they make and is not freed as soon as it is made.
+        freed: storages that are freed when the last of these units has read them.
+        fetched: storages that come from the host, for the first unit that reads them or else at the end.
+        stashed: units that run once more, so that states of generators stay for them.
+    """
+
+    units: Sets
+    stays: Sets
+    freed: Sets
+    fetched: Sets
+    stashed: Sets
+
+
+class Simulation:
+    """The effects of some decisions about a call, side by side.
+
+    Args:
+        schedules: when what happens.
+        random_state_bytes: bytes on the device of the state of a random operator.
+        owned: storages from outside that no other block holds longer; `None`: all.
+        machine: tells how long copies to the host and back take.
+        taped_s: seconds that it takes to follow the operators of the call.
+
+    Attributes:
+        flops, seconds: work of what runs again; seconds with `wait_s` and `taped_s`.
+        wait_s: seconds of waiting for copies to the host and back.
+        units: number of units that run again, each as often as it does.
+        host_bytes: bytes that wait on the host.
+        second_peak_bytes, second_bytes: as of `Effect`.
+    """
+
+    def __init__(
+        self,
+        schedules: Schedules,
+        random_state_bytes: int,
+        *,
+        owned: frozenset[int] | None = None,
+        machine: Machine = MACHINES["cpu"],
+        taped_s: float = 0.0,
+    ) -> None:
+        self._schedules, self._call, self._program = schedules, schedules.call, schedules.call.program
+        self._sizes, self._deaths = self._program.sizes, self._call.all_deaths
+        self._state_bytes, self._owned = random_state_bytes, owned
+        schedules.follow()
+        everyone = schedules.everyone
+        self._rows = [(2 * moment, gain, everyone, -1) for moment, gain in self._call.gains]
+        self._holds: list[tuple[int, int, int]] = []  # storages, last moments and decisions
+        self._held: Sets = {}
+        self._later: Sets = {}
+        self._freed: Sets = {}
+        for storage in schedules.held.keys() | schedules.read.keys():
+            self._keep(storage)
+        self._hold_until_end()
+        if schedules.has_tape and (self._program.random_units or self._call.passing):
             self._hold_operators()
+        self._second = list(self._run_second()) if schedules.second is not None else []
+        for request in schedules.requests.values():
+            if request.units or request.fetched:
+                self._run_request(request)
+        for until, storage, among in schedules.released:
+            self._gain(until + 1, -self._sizes[storage], among)
+        self._count_work()
+        self._move(machine)
+        self.seconds += taped_s
+        self.second_peak_bytes, self.second_bytes = self._followed(self._second)
+
+    def highest(self, forward: Window, backward: Window) -> Highest:
+        """Return the highest totals of decisions in the windows of forward and backward."""
+        return _highest(self._rows, self._schedules.count, forward, backward)
+
+    def effect(self, number: int) -> Effect:
+        """Return what one of the decisions changes."""
+        gains, peaks = Counter[int](), dict[int, int]()
+        own = (row for row in self._rows if row[2] >> number & 1)
+        for at, rows in groupby(own, key=itemgetter(0)):
+            moment, is_between = divmod(at, 2)
+            if not is_between:
+                gains[moment] += sum(row[1] for row in rows)
+                continue
+            live = peak = 0
+            for _, nbytes, _, private in rows:
+                live += nbytes
+                peak = max(peak, live + private)
+            peaks[moment] = max(peak, live)
+            gains[moment + 1] += live
+        schedules = self._schedules
+        number_of = self._call.number_of
+        return Effect(
+            gains=gains,
+            peaks=peaks,
+            flops=int(self.flops[number]),
+            seconds=float(self.seconds[number]),
+            wait_s=self.wait_s[number],
+            runs=tuple(sorted(unit for unit, among in self._again if among >> number & 1)),
+            host_bytes=int(self.host_bytes[number]),
+            second_runs=tuple(unit for unit, among in schedules.second_units.items() if among >> number & 1),
+            second_peak_bytes=int(self.second_peak_bytes[number]),
+            second_bytes=int(self.second_bytes[number]),
+            linked_bytes=sum(self._sizes[link] for link in schedules.links),
+            holds={number_of(each): last for each, last, among in self._holds if among >> number & 1},
+        )
+
+    def _gain(self, moment: int, nbytes: int, among: int) -> None:
+        if among and nbytes:
+            self._rows.append((2 * moment, nbytes, among, -1))
+
+    def _keep(self, storage: int) -> None:
+        """Enter under which decisions a storage lives longer than unplanned, and who sets it free."""
+        schedules, size, death = self._schedules, self._sizes[storage], self._deaths[storage]
+        is_outer = storage < 0 and storage not in schedules.links
+        is_owned = storage >= 0 or self._owned is None or storage in self._owned
+        # there from forward on, without a link, the host or a unit
+        there = schedules.resident[storage] | (~schedules.moved[storage] if is_outer else 0)
+        for last, among, is_node in schedules.last(storage):
+            self._later[storage] = self._later.get(storage, 0) | among & ~schedules.there[storage]
+            ending = 0 if storage in schedules.outs else among & ~there
+            if last > death and is_owned and (held := among & there):
+                self._held[storage] = self._held.get(storage, 0) | held
+                self._holds.append((storage, last, held))
+                self._gain(death + 1, size, held)
+                ending |= held
+            if is_node:  # this call is the last to have it
+                self._gain(last + 1, -size, ending)
+            else:
+                self._freed[storage] = self._freed.get(storage, 0) | ending
+
+    def _hold_until_end(self) -> None:
+        """Enter what is held until forward ends, whoever reads it."""
+        schedules, end, count = self._schedules, self._call.end, len(self._sizes)
+        for place in range(count if schedules.second is None and schedules.has_tape else 0):
+            storage = place if place < len(self._program.nbytes) else place - count
+            among = schedules.resident[place] | schedules.moved[place]
+            if among and self._deaths[place] < end:
+                among &= ~self._held.get(storage, 0)
+                self._gain(self._deaths[place] + 1, self._sizes[place], among)
+                self._gain(end + 1, -self._sizes[place], among)
 
     def _hold_operators(self) -> None:
         """Enter what the tape holds for operators in forward, as it does while it knows no order of them.
 
         They are states of generators, and what was read from outside and dies meanwhile.
         """
-        gains, call, sizes, schedule = self.effect.gains, self._call, self._sizes, self._schedule
-        held = (schedule.resident | schedule.moved).difference(storage for storage, _ in schedule.drops)
-        needed = {unit for run in schedule.requests.values() for unit in run.units}
-        needed.update(() if schedule.second is None else schedule.second.units)
-        until = call.taped_until(held)
-        taped = [not held.issuperset(unit.makes) for unit in self._program.units]
-        for index in filter(taped.__getitem__, self._program.random_units):
-            stash = self._program.units[index].random_states * self._random_state_bytes
-            gains[call.starts[index] + 1] += stash
-            if index not in needed:
-                gains[until[index] + 1] -= stash
-        passing: dict[int, int] = {}
-        for index, storage in call.passing:
-            if taped[index] and storage not in self._held:
-                passing[storage] = max(until[index], passing.get(storage, -1))
-        for storage, end in passing.items():
-            gains[self._deaths[storage] + 1] += sizes[storage]
-            gains[end + 1] -= sizes[storage]
+        call, schedules, units = self._call, self._schedules, self._program.units
+        held = [
+            (schedules.resident[each] | schedules.moved[each]) & ~schedules.dropping.get(each, 0)
+            for each in range(len(self._program.nbytes))
+        ]
+        taped = [schedules.everyone & ~reduce(and_, (held[s] for s in unit.makes)) for unit in units]
+        until = self._taped_until(held)
+        for unit in self._program.random_units:
+            stash = units[unit].random_states * self._state_bytes
+            self._gain(call.starts[unit] + 1, stash, taped[unit])
+            ran = reduce(or_, (each.units.get(unit, 0) for each in schedules.requests.values()), 0)
+            unneeded = taped[unit] & ~(ran | schedules.second_units.get(unit, 0))
+            for end, among in until:
+                self._gain(end[unit] + 1, -stash, unneeded & among)
+        for end, among in until:
+            left = {storage: among & ~self._held.get(storage, 0) for _, storage in call.passing}
+            latest_first = sorted(call.passing, key=lambda each: -end[each[0]])  # which alone counts
+            for unit, storage in latest_first:
+                passing = left[storage] & taped[unit]
+                left[storage] ^= passing
+                self._gain(self._deaths[storage] + 1, self._sizes[storage], passing)
+                self._gain(end[unit] + 1, -self._sizes[storage], passing)
 
-    def _run_second(self, second: Run) -> None:
+    def _taped_until(self, held: Sequence[int]) -> list[tuple[Sequence[int], int]]:
+        """Return until when a tape has each unit that nothing asks for, by sets of decisions."""
+        everyone = self._schedules.everyone
+        if not self._call.ends:
+            return [(self._call.taped_until(frozenset()), everyone)]
+        found: dict[frozenset[int], int] = {}
+        for number in range(self._schedules.count):
+            own = frozenset(storage for storage, among in enumerate(held) if among >> number & 1)
+            found[own] = found.get(own, 0) | 1 << number
+        return [(self._call.taped_until(own), among) for own, among in found.items()]
+
+    def _run_second(self) -> Iterator[_Row]:
         """Follow the bytes of the second forward: what is made on the way there dies with its last reader."""
-        schedule, effect = self._schedule, self.effect
-        read_later = reduce(or_, (run.reads for run in schedule.requests.values()), 0)
-        effect.second_peak_bytes, effect.second_bytes = second.bytes_meanwhile(
-            superfluous=~(self._there | second.reads),
-            freed=second.makes & ~self._there | self._freed & ~read_later,
-            fetched=0,
-            stashed=reduce(or_, (run.bits for run in schedule.requests.values()), 0),
-            random_state_bytes=self._random_state_bytes,
-        )
-        effect.second_runs = second.units
+        schedules = self._schedules
+        read_later, stashed = Sets(), Sets()
+        for request in schedules.requests.values():
+            join(read_later, request.reads)
+            join(stashed, request.units)
+        units, reads, there = schedules.second_units, schedules.second_reads, schedules.there
+        makes = {s: among for unit, among in units.items() for s in self._program.units[unit].makes}
+        freed = {s: among & ~read_later.get(s, 0) for s, among in self._freed.items()}
+        join(freed, {s: among & ~there[s] for s, among in makes.items()})
+        stays = {s: there[s] | reads.get(s, 0) for s in makes}
+        yield from self._run(0, _Running(units, stays, freed, {}, stashed))
 
-    def _run_requests(self) -> None:
-        """Follow the bytes while the units of each request run, between its moment and the next."""
-        schedule, effect = self._schedule, self.effect
-        gains, peaks, runs = effect.gains, effect.peaks, self._runs
-        for index in sorted(schedule.requests.keys() | schedule.fetched.keys()):
-            run, moment = schedule.requests.get(index, runs.nothing), self._call.asked[index]
-            stays = (self._later | self._copied) & schedule.made.get(index, 0)
-            freed = (self._freed | self._copied) & schedule.last_read.get(index, 0)
-            fetched = schedule.fetched.get(index, 0)
-            peaks[moment], live = run.bytes_meanwhile(~stays, freed, fetched, 0, self._random_state_bytes)
-            gains[moment + 1] = gains.get(moment + 1, 0) + live
-        for until, storage in schedule.released:
-            gains[until + 1] = gains.get(until + 1, 0) - self._sizes[storage]
+    def _run_request(self, request: Request) -> None:
+        """Follow the bytes while the units of a request run, between its moment and the next."""
+        copied, later, freed = self._schedules.copied, self._later, self._freed
+        stays = {
+            each: among & (later.get(each, 0) | copied.get(each, 0)) for each, among in request.made.items()
+        }
+        ending = {
+            each: among & (freed.get(each, 0) | copied.get(each, 0))
+            for each, among in request.last_read.items()
+        }
+        at = 2 * request.moment + 1
+        self._rows += self._run(at, _Running(request.units, stays, ending, request.fetched, {}))
+        self._rows += _around(request.moment)
+
+    def _run(self, at: int, running: _Running) -> Iterator[_Row]:
+        """Yield the bytes while units run, at a point of time."""
+        units, stays, freed, fetched, stashed = running
+        sizes, waiting = self._sizes, dict(fetched)
+        for step, unit, first_reads, ended in self._steps(units, freed):
+            among = units[unit]
+            for storage in first_reads if waiting else ():
+                if here := waiting.get(storage, 0) & among:
+                    waiting[storage] ^= here
+                    yield at, sizes[storage], here, -1
+            state_bytes = step.random_states * self._state_bytes
+            private_bytes = step.private_bytes + (self._state_bytes if step.random_states else 0)
+            yield at, step.made_bytes, among, private_bytes
+            if state_bytes:
+                yield at, -state_bytes, among & ~stashed.get(unit, 0), -1
+            for storage in step.made:
+                if superfluous := among & ~stays.get(storage, 0):
+                    yield at, -sizes[storage], superfluous, -1
+            for storage, here in ended:
+                yield at, -sizes[storage], here, -1
+        for storage, among in waiting.items():
+            if among:
+                yield at, sizes[storage], among, 0
+
+    def _steps(
+        self, units: Sets, freed: Sets
+    ) -> Iterator[tuple[UnitStep, int, Sequence[int], list[tuple[int, int]]]]:
+        """Yield each operator of units in order, its unit, and what this reads if the operator is its first.
+
+        With them what is freed behind the operator, because none of these operators reads it later.
+        """
+        program = self._program.units
+        steps = [
+            (step, unit, () if number else program[unit].reads)
+            for unit in units
+            for number, step in enumerate(program[unit].steps)
+        ]
+        if len(steps) > len(units):
+            steps.sort(key=lambda each: each[0].ordinal)
+        left, found = dict(freed), []
+        for step, unit, first_reads in reversed(steps):
+            ended = []
+            for storage in step.reads:
+                if here := left.get(storage, 0) & units[unit]:
+                    left[storage] ^= here
+                    ended.append((storage, here))
+            found.append((step, unit, first_reads, ended))
+        return reversed(found)
+
+    def _followed(self, rows: Sequence[_Row]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the most bytes while units run and those at their end, by decision."""
+        if not rows:
+            return (np.zeros(self._schedules.count, dtype=np.int64),) * 2
+        _, nbytes, among, private = zip(*rows, strict=True)
+        ran, extra = columns_of(among, self._schedules.count), np.array(private)
+        totals = np.cumsum(ran * np.array(nbytes)[:, None], axis=0)
+        peaks = totals + ran * extra[:, None]
+        return np.maximum(peaks[extra >= 0].max(axis=0), 0), totals[-1]
+
+    def _count_work(self) -> None:
+        """Count what runs again, in the order of the units, the second forward first."""
+        schedules, units = self._schedules, self._program.units
+        requests = schedules.requests.values()
+        self._again = sorted(pair for request in requests for pair in request.units.items())
+        ran = [*schedules.second_units.items(), *self._again]
+        if not ran:
+            self.flops = self.units = np.zeros(schedules.count, dtype=np.int64)
+            self.seconds = np.zeros(schedules.count)
+            return
+        columns = columns_of([among for _, among in ran], schedules.count)
+        self.units = columns[len(schedules.second_units) :].sum(axis=0, dtype=np.int64)
+        self.flops = (columns * np.array([units[unit].flops for unit, _ in ran])[:, None]).sum(axis=0)
+        # one after the other, as those of one decision
+        seconds = columns * np.array([units[unit].seconds for unit, _ in ran])[:, None]
+        self.seconds = np.cumsum(seconds, axis=0)[-1]
+
+    def _move(self, machine: Machine) -> None:
+        """Count what waits on the host: what comes back, and what results have saved that die after forward.
+
+        Nobody goes on with such results: what their nodes have saved is copied first.
+        """
+        schedules, call, moved = self._schedules, self._call, Sets()
+        for request in schedules.requests.values():
+            join(moved, request.fetched)
+        join(moved, {s: schedules.moved[s] for s, until in call.dropped.items() if until >= call.end})
+        rows = [(self._sizes[storage], among) for storage, among in moved.items()]
+        self.wait_s = [0.0] * schedules.count
+        self.host_bytes = np.zeros(schedules.count, dtype=np.int64)
+        if rows:
+            nbytes, among = zip(*rows, strict=True)
+            self.host_bytes = (columns_of(among, schedules.count) * np.array(nbytes)[:, None]).sum(axis=0)
+        window_s = sum(unit.seconds for unit in self._program.units)
+        for number in map(int, np.flatnonzero(self.host_bytes)):
+            self.wait_s[number] = machine.offload_s(int(self.host_bytes[number]), window_s)
+            self.seconds[number] += self.wait_s[number]

@@ -134,7 +134,7 @@ def test_operators_that_write_in_place_run_in_the_order_of_forward(*, is_anew: b
     for each in graph.calls:
         call = planned_call(graph, each)
         again = frozenset(call.program.units[0].makes) if is_anew else frozenset[int]()
-        options = CallOptions(graph, call, lambda effect: effect.flops, random_state_bytes=0)
+        options = CallOptions(graph, call, lambda work: work.flops, random_state_bytes=0)
         option = options.option(Decision(again=again))
         effects.append(option.effect)
         enclose(blocks[call.fqn], block_plan(call, option))
@@ -171,7 +171,7 @@ def test_what_is_written_in_place_is_written_anew_after_a_drop(numbers: tuple[in
         call = planned_call(graph, each)
         (value,) = call.program.units[0].makes
         assert value not in call.program.droppable, "no planner drops it, and a plan file may"
-        option = CallOptions(graph, call, lambda effect: effect.flops, random_state_bytes=0).option(
+        option = CallOptions(graph, call, lambda work: work.flops, random_state_bytes=0).option(
             Decision(drops=frozenset((value, number) for number in numbers))
         )
         enclose(blocks[call.fqn], block_plan(call, option))

@@ -12,7 +12,7 @@ from strategies.budget.planning.block_options import CallOptions
 from strategies.budget.planning.block_plans import chained_plans
 from strategies.budget.planning.block_program import BlockProgram, planned_call
 from strategies.budget.planning.chains import chained_call
-from strategies.budget.planning.simulation import PLAIN, Decision, Effect
+from strategies.budget.planning.simulation import PLAIN, Decision, Work
 from strategies.step.step_graph import StepGraph
 from tests.strategies.budget.planning.grouping_by_hand import RANDOM_STATE_BYTES, plan_by_hand
 
@@ -62,5 +62,5 @@ def _caller(graph: StepGraph, start: int, end: int) -> CallOptions:
     return CallOptions(graph, call, _flops, random_state_bytes=RANDOM_STATE_BYTES)
 
 
-def _flops(effect: Effect) -> float:
-    return effect.flops
+def _flops(work: Work) -> float:
+    return work.flops

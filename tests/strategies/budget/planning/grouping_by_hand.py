@@ -14,7 +14,7 @@ from strategies.budget.planning.block_plans import grouped_plan
 from strategies.budget.planning.block_program import planned_call
 from strategies.budget.planning.group_options import Groups
 from strategies.budget.planning.group_simulation import group_effect
-from strategies.budget.planning.simulation import PLAIN, Decision, Effect, peak_bytes
+from strategies.budget.planning.simulation import PLAIN, Decision, Effect, Work, peak_bytes
 from strategies.step.step_graph import StepGraph
 
 RANDOM_STATE_BYTES = 5056
@@ -79,5 +79,5 @@ def _callers(graph: StepGraph) -> list[CallOptions]:
     return [CallOptions(graph, call, _flops, random_state_bytes=RANDOM_STATE_BYTES) for call in calls]
 
 
-def _flops(effect: Effect) -> float:
-    return effect.flops
+def _flops(work: Work) -> float:
+    return work.flops

@@ -9,7 +9,7 @@ import pytest
 
 from strategies.budget.planning.block_choice import Stage, cheapest
 from strategies.budget.planning.block_options import Option
-from strategies.budget.planning.simulation import PLAIN, Effect
+from strategies.budget.planning.simulation import PLAIN, Effect, Work
 
 BEST = ((3 << 20, 0.0), (2 << 20, 1.0), (1 << 20, 4.0), (1 << 18, 8.0))
 """Bytes that an option leaves, and its cost: the corners of the hull."""
@@ -23,7 +23,9 @@ def option(left_bytes: int, cost: float) -> Option:
         backward_bytes=left_bytes,
         host_bytes=0,
         cost=cost,
-        effect=Effect(),
+        work=Work(0, 0.0),
+        units=0,
+        follow=Effect,
     )
 
 

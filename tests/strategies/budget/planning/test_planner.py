@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from strategies.budget.eager.carrying_out import enclose
-from strategies.budget.planning.block_options import CallOptions, Fates, Option, _with_operands
+from strategies.budget.planning.block_options import CallOptions, Option, _with_operands
 from strategies.budget.planning.block_program import planned_call
 from strategies.budget.planning.lower_bound import LowerBound
 from strategies.budget.planning.planner import BudgetBelowMinimum, Planner
-from strategies.budget.planning.simulation import Decision, Schedule
+from strategies.budget.planning.schedules import Fates, Schedules
+from strategies.budget.planning.simulation import Decision, decision_of, fates_of, schedules_of
 from strategies.regions.blocks import ModelModules
 from strategies.step.step_graph import StepGraph
 from tests.strategies.budget.planning.test_enumeration import Blocks, Residual, linear
@@ -142,20 +143,20 @@ def test_a_walk_where_all_is_worth_the_same_goes_on() -> None:
 def test_a_drop_that_no_request_follows_is_no_decision() -> None:
     caller = Planner(captured(Attending(), torch.randn(4, 16, WIDTH)))._callers[1]
     program, option = caller.call.program, caller.option(Decision())
-    uses = Schedule.of(caller.call, option.decision).uses()
+    uses = schedules_of(caller.call, option.decision).uses(0)
     storage = next(each for each in sorted(program.droppable) if uses[each] > 1)
-    fates = Fates.of(program, option.decision)
+    fates = fates_of(program, option.decision)
     for number in range(1, uses[storage] + 2):
-        decision = caller._decided(fates._replace(drops=frozenset({(storage, number)})))
-        assert decision.drops == ({(storage, number)} if number < uses[storage] else frozenset())
+        (decided,) = caller._decided([fates._replace(drops=frozenset({(storage, number)}))]).fates
+        assert decided.drops == ({(storage, number)} if number < uses[storage] else frozenset())
 
 
 def test_a_drop_that_no_request_follows_without_another_one_is_no_decision() -> None:
     caller = Planner(captured(SortedBlock(), torch.randn(64, WIDTH)))._callers[0]
     doubled, order = 0, 2  # the order is there by the way, if it is not dropped after its last request
     fates = Fates(0, 0, 0, frozenset({(doubled, 1), (order, 1)}))
-    assert Schedule.of(caller.call, fates.decided(caller.call.program)).uses()[doubled] == 2
-    assert caller._decided(fates) == Decision()
+    assert Schedules(caller.call, [fates]).uses(0)[doubled] == 2
+    assert caller._decided([fates]).fates == [Fates(0, 0, 0)]
 
 
 def test_a_drop_runs_nothing_again_that_may_not_run_again() -> None:
@@ -165,15 +166,15 @@ def test_a_drop_runs_nothing_again_that_may_not_run_again() -> None:
     product, *others = call.program.units
     units = (replace(product, is_repeatable=False), *others)  # as one that ends with a collective
     call = replace(call, program=replace(call.program, units=units))
-    caller = CallOptions(step, call, lambda effect: effect.flops, random_state_bytes=0, may_drop=True)
+    caller = CallOptions(step, call, lambda work: work.flops, random_state_bytes=0, may_drop=True)
     program, (total,) = call.program, others[0].makes
     assert total in program.droppable
-    fates = Fates.of(program, Decision(keep=program.completed(frozenset({total}))))
+    fates = fates_of(program, Decision(keep=program.completed(frozenset({total}))))
     assert not fates.keep & program.runs.bits_of(product.makes), "who keeps it, needs no operand of it"
-    decision = caller._decided(fates._replace(drops=frozenset({(total, 1)})))
-    assert decision.drops
-    runs = Schedule.of(call, decision).requests.values()
-    assert all(program.units[unit].is_repeatable for run in runs for unit in run.units)
+    decided = caller._decided([fates._replace(drops=frozenset({(total, 1)}))])
+    assert decided.fates[0].drops
+    requests = decided.requests.values()
+    assert all(program.units[unit].is_repeatable for request in requests for unit in request.units)
 
 
 def test_what_is_made_anew_takes_along_what_only_it_is_made_of() -> None:
@@ -184,10 +185,11 @@ def test_what_is_made_anew_takes_along_what_only_it_is_made_of() -> None:
     assert total in program.saved
     assert unsaved not in program.saved
     option = caller.option(Decision())
-    found = [each.decided(program).again for each in _with_operands(program, [option])]
+    found = [decision_of(program, Fates(*each)).again for each in _with_operands(program, [option])]
     assert {unsaved, total} in found
     near = caller.option(Decision(again=frozenset({total})))
-    assert {unsaved} in [each.decided(program).again for each in _with_operands(program, [near])]
+    found = [decision_of(program, Fates(*each)).again for each in _with_operands(program, [near])]
+    assert {unsaved} in found
     assert caller.option(Decision(again=frozenset({total}))).backward_bytes == option.backward_bytes
 
 

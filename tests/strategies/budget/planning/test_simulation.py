@@ -17,7 +17,7 @@ from strategies.budget.eager.planned_block import PlannedBlock, PlannedModule
 from strategies.budget.planning.block_options import CallOptions
 from strategies.budget.planning.block_plans import block_plan
 from strategies.budget.planning.block_program import PlannedCall, planned_call
-from strategies.budget.planning.simulation import PLAIN, Decision, Schedule, peak_bytes
+from strategies.budget.planning.simulation import PLAIN, Decision, peak_bytes, schedules_of
 from strategies.estimate.flops import flops_of
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.region import enclose
@@ -62,7 +62,7 @@ def decisions(calls: Sequence[PlannedCall], moved: float, anew: float, *, seed: 
 def droppable(call: PlannedCall, decision: Decision) -> Iterator[tuple[int, int]]:
     """Yield what may be dropped under a decision, with each number of requests that others follow."""
     program = call.program
-    for storage, count in sorted(Schedule.of(call, decision).uses().items()):
+    for storage, count in sorted(schedules_of(call, decision).uses(0).items()):
         is_inner = storage >= 0 and storage not in decision.again | decision.offload | program.pinned
         if is_inner and program.units[program.runs.makers[storage]].may_run_often:
             yield from ((storage, number) for number in range(1, count))
@@ -76,9 +76,7 @@ def test_predicted_bytes_and_flops_are_measured(dropout: float, moved: float, an
     model, x = Gated(dropout), torch.randn(4, 16, WIDTH)
     graph = captured(model, x)
     calls = [planned_call(graph, call) for call in graph.calls]
-    callers = [
-        CallOptions(graph, call, lambda effect: effect.flops, random_state_bytes=5056) for call in calls
-    ]
+    callers = [CallOptions(graph, call, lambda work: work.flops, random_state_bytes=5056) for call in calls]
     for seed in range(5):
         chosen = decisions(calls, moved, anew, seed=seed)
         options = [caller.option(decision) for caller, decision in zip(callers, chosen, strict=True)]
@@ -145,7 +143,7 @@ def test_what_is_saved_for_an_unused_result_is_counted_on_the_host() -> None:
     model, x = UnusedBlock(), torch.randn(64, WIDTH)
     graph = captured(model, x)
     call = planned_call(graph, graph.calls[0])
-    caller = CallOptions(graph, call, lambda effect: effect.flops, random_state_bytes=5056)
+    caller = CallOptions(graph, call, lambda work: work.flops, random_state_bytes=5056)
     option = caller.option(Decision(keep=frozenset({1}), offload=frozenset({0})))
     ledger = HostLedger()
     plan = block_plan(call, option)
@@ -158,7 +156,7 @@ def test_every_fate_of_each_saved_value_has_the_predicted_bytes() -> None:
     model, x = SortedBlock(), torch.randn(64, WIDTH)
     graph = captured(model, x)
     (call,) = (planned_call(graph, call) for call in graph.calls)
-    caller = CallOptions(graph, call, lambda effect: effect.flops, random_state_bytes=5056)
+    caller = CallOptions(graph, call, lambda work: work.flops, random_state_bytes=5056)
     saved, fates = sorted(call.program.saved), ("keep", "offload", "again", "recompute")
     assert (len(saved), len(call.program.fleeting & call.program.saved)) == (4, 3)
     for chosen in product(fates, repeat=len(saved)):

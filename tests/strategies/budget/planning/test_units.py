@@ -1,9 +1,8 @@
-"""What runs for a request, and its bytes meanwhile, against a walk that follows one storage at a time."""
+"""What runs for a request, against a walk that follows one storage at a time."""
 
 from __future__ import annotations
 
 import random
-from collections import Counter
 
 import pytest
 
@@ -86,57 +85,7 @@ def test_runs_are_those_of_a_walk_by_hand(seed: int) -> None:
         there, wanted = some(0.3), chance.choice(storages)
         if wanted in there:
             continue
-        run = runs.run(wanted, runs.bits_of(there))
+        run = Run(runs, runs.making(1 << wanted, runs.bits_of(there)))
         assert list(run.units) == needed(units, {wanted}, there)
-        assert runs.run(wanted, runs.bits_of(there)) is run
         assert {*runs.storages_in(run.reads)} == {s for unit in run.units for s in units[unit].reads}
-        superfluous, freed, fetched = some(0.2), some(0.4), some(0.2)
-        stashed = {unit for unit in run.units if chance.random() < 0.5}
-        assert run.bytes_meanwhile(
-            runs.bits_of(superfluous),
-            runs.bits_of(freed),
-            runs.bits_of(fetched),
-            sum(1 << unit for unit in stashed),
-            STATE_BYTES,
-        ) == by_hand(units, sizes, run.units, superfluous, freed, fetched, stashed)
-
-
-def by_hand(
-    units: list[Unit],
-    sizes: list[int],
-    running: tuple[int, ...],
-    superfluous: set[int],
-    freed: set[int],
-    fetched: set[int],
-    stashed: set[int],
-) -> tuple[int, int]:
-    """Return the most bytes and those at the end, counting readers down."""
-    left = Counter(each for unit in running for each in units[unit].reads)
-    live = peak = 0
-    waiting = set(fetched)
-    for index in running:
-        for number, step in enumerate(units[index].steps):
-            if not number:
-                here = waiting & {*units[index].reads}
-                waiting -= here
-                live += sum(sizes[each] for each in here)
-            live += step.made_bytes
-            peak = max(peak, live + step.private_bytes + STATE_BYTES * (step.random_states > 0))
-            live -= STATE_BYTES * step.random_states * (index not in stashed)
-            live -= sum(sizes[each] for each in step.made if each in superfluous)
-            for each in step.reads:
-                left[each] -= 1
-                live -= sizes[each] if not left[each] and each in freed else 0
-    live += sum(sizes[each] for each in waiting)
-    return max(peak, live), live
-
-
-def test_memory_of_results_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    units, sizes = drawn(random.Random(0), 9)
-    runs = Runs(units, sizes, len(sizes) - OUTSIDE)
-    monkeypatch.setattr("strategies.budget.planning.units._MOST_KNOWN", 3)
-    last = len(sizes) - OUTSIDE - 1
-    for there in range(1 << 6):
-        run = runs.run(last, there)
-        assert run.units == Run(runs, runs.making(1 << last, there)).units
-        assert runs.count <= 4
+        assert {*runs.storages_in(run.makes)} == {s for unit in run.units for s in units[unit].makes}
