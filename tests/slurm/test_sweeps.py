@@ -9,12 +9,16 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.ranks.forkserver import ForkServer
+from tests.forked_servers import forks_of
+from tests.harness import command
 from tests.slurm.private_slurm import Cluster
 
 pytestmark = pytest.mark.slow
@@ -98,10 +102,15 @@ def _comparable(record: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_two_nodes_of_two_ranks_measure_what_four_ranks_here_do(sweeps: _Sweeps) -> None:
+def test_two_nodes_of_two_ranks_measure_what_four_ranks_here_do(
+    sweeps: _Sweeps, rank_server: ForkServer
+) -> None:
     point = (*SMALL, "ac=full", "mesh=hsdp2x2")
     sweeps.run("name=nodes", "hydra/launcher=slurm", POLL, *point, "mesh.nodes=2")
-    sweeps.run("name=here", *point)
+    words = ("-m", f"outputs_dir={sweeps.folder}", "name=here", *point)
+    with forks_of(rank_server), closing(ForkServer(command.PRELOAD)) as server:
+        done = command.acbench(server, ROOT, words, dict(os.environ))
+    assert done.code == 0, done.stderr
     (spread,), (here,) = (sweeps.records(name).values() for name in ("nodes", "here"))
     assert spread["environment"]["job"]["hosts"] == ["127.0.0.2", "127.0.0.3"]
     assert _comparable(spread) == _comparable(here)
@@ -109,30 +118,30 @@ def test_two_nodes_of_two_ranks_measure_what_four_ranks_here_do(sweeps: _Sweeps)
 
 @pytest.mark.usefixtures("cluster")
 def test_two_shapes_in_one_command_and_nothing_to_do_for_the_next(sweeps: _Sweeps) -> None:
-    command = _tiny("shapes", "hydra/launcher=slurm", POLL, "mesh=single,ddp2")
-    said = sweeps.run(*command)
+    words = _tiny("shapes", "hydra/launcher=slurm", POLL, "mesh=single,ddp2")
+    said = sweeps.run(*words)
     assert "2 points: 2 to run, 0 done, 0 duplicates; shapes 1x1: 1, 1x2: 1\n" in said
     assert re.search(r"submitted 2 points as Slurm jobs \d+, \d+\n", said)
     assert [record["status"] for record in sweeps.records("shapes").values()] == ["ok"] * 2
-    assert "2 points: 0 to run, 2 done, 0 duplicates\n" in sweeps.run(*command)
+    assert "2 points: 0 to run, 2 done, 0 duplicates\n" in sweeps.run(*words)
     assert len(sweeps.starts()) == 2
 
 
 def test_a_killed_driver_an_impatient_one_and_a_cancelled_job(cluster: Cluster, sweeps: _Sweeps) -> None:
-    command = _tiny("killed", "hydra/launcher=slurm", POLL, "seed=0,1")
+    words = _tiny("killed", "hydra/launcher=slurm", POLL, "seed=0,1")
     with _drained(cluster):
-        driver = sweeps.start(*command)
+        driver = sweeps.start(*words)
         assert driver.stderr is not None
         assert any(line.startswith("submitted 2 points") for line in driver.stderr)
         driver.kill()
         driver.communicate()
 
-        said = sweeps.run(*command, "hydra.launcher.wait=false")
+        said = sweeps.run(*words, "hydra.launcher.wait=false")
         assert "2 points: 0 to run, 0 done, 2 in flight, 0 duplicates\n" in said
         assert "acbench: 2 without a record yet; the same command continues\n" in said
         (job, *_) = cluster.run("squeue", "--array", "--noheader", "--format=%F_%K").split()
         cluster.run("scancel", job)
-    assert "2 points: 0 to run" in sweeps.run(*command, code=1)
+    assert "2 points: 0 to run" in sweeps.run(*words, code=1)
 
     records = sweeps.records("killed").values()
     assert sorted(record["status"] for record in records) == ["lost", "ok"]
@@ -152,8 +161,8 @@ def test_a_killed_driver_an_impatient_one_and_a_cancelled_job(cluster: Cluster, 
 @pytest.mark.usefixtures("cluster")
 def test_two_drivers_at_once_on_one_folder_start_nothing_twice(sweeps: _Sweeps) -> None:
     packed = ("hydra/launcher=slurm_packed", "hydra.launcher.cpus_per_node=1", POLL)
-    command = _tiny("two", *packed, "seed=0,1")
-    drivers = [sweeps.start(*command) for _ in range(2)]
+    words = _tiny("two", *packed, "seed=0,1")
+    drivers = [sweeps.start(*words) for _ in range(2)]
     told = [driver.communicate()[1] for driver in drivers]
     assert [driver.returncode for driver in drivers] == [0, 0], told
     records = sweeps.records("two")
