@@ -125,7 +125,7 @@ _Way: TypeAlias = _Sets | tuple[int, int]
 
 _AnyOption = TypeVar("_AnyOption", bound="Option | _Found")
 _BYTES = attrgetter("left_bytes", "backward_bytes", "forward_bytes", "host_bytes")
-_MOST_TOGETHER, _COMPARED = 256, 128
+_MOST_TOGETHER, _COMPARED = 128, 128
 """Decisions that are simulated side by side, and options that are compared with others at once."""
 
 
@@ -500,15 +500,22 @@ def _undominated(options: list[_AnyOption], *, slack: float) -> list[_AnyOption]
     chosen = np.empty(0, dtype=np.intp)
     for start in range(0, len(options), _COMPARED):
         part = rows[start : start + _COMPARED] + span
-        fresh = np.flatnonzero(~(rows[chosen, None] <= part).all(axis=2).any(axis=0))
-        beats = np.all(rows[start + fresh, None] <= part[fresh], axis=2)
-        added: list[int] = []
-        for index in range(len(fresh)):
-            if not beats[added, index].any():
-                added.append(index)
-        chosen = np.append(chosen, start + fresh[added])
+        beaten: npt.NDArray[np.bool_] = np.logical_or.reduce(_at_most(rows[chosen], part))
+        beats = _at_most(rows[start : start + _COMPARED], part)
+        for index in range(len(part)):
+            if not beaten[index]:
+                chosen = np.append(chosen, start + index)
+                beaten |= beats[index]
     # thinning must not lose what fits the least
     return [options[index] for index in sorted({*chosen.tolist(), *_smallest(rows)})]
+
+
+def _at_most(rows: npt.NDArray[np.float64], others: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Return which rows are at most as large as which others, in all columns."""
+    found = np.ones((len(rows), len(others)), dtype=np.bool_)
+    for own, other in zip(rows.T, others.T, strict=True):
+        found &= own[:, None] <= other
+    return found
 
 
 def _rows(options: Sequence[Option | _Found]) -> npt.NDArray[np.float64]:
