@@ -30,7 +30,7 @@ from harness.measure.step import StepReport, instrument, runnable_step
 from harness.models.base import Batch
 from harness.predict.compiled_step import compiling_fakes, fakes_of
 from harness.predict.fake_pipelines import fake_pipelines
-from harness.predict.policies import policies_counted
+from harness.predict.python_code import PythonCode, counted, with_regions
 from harness.predict.step_log import StepLog
 from harness.predict.without_data import as_with_values
 from harness.trial.assemble import Assembled, assemble
@@ -86,13 +86,13 @@ def step_log(
         trainee = make(experiment)
         fakes.assumes = ()  # what cuts a model into stages calls all of it once, which no step does
         _warm_up(mesh, trainee, batch)
-        asked: Counter[str] = Counter()
-        report = instrument(trainee, batch(UNMEASURED_STEPS), around=partial(policies_counted, asked))
+        calls: PythonCode = Counter()
+        report = instrument(trainee, batch(UNMEASURED_STEPS), around=partial(counted, calls))
         look(report)
         return StepLog(
             history=report.history,
             operators=[operator.work for operator in report.operators],
-            policy_calls=asked,
+            python_code=with_regions(calls, report),
             block_calls=report.work.calls,
             recomputations=report.work.recomputations,
             pipeline=None if trainee.pipeline is None else trainee.pipeline.shown(report),

@@ -50,7 +50,7 @@ class Hardware:
         network_latency_s: the same between nodes, >= 0.
         host_bytes_per_s: bytes a second between one device and host memory, each direction, > 0.
         attention_share: share of the rate of matrix multiplications that fused attention reaches, in (0, 1].
-        functions_per_s: elements a second of erf, tanh and gelu, > 0; `None` where memory limits them.
+        functions_per_s: elements of gelu a second, > 0; `None` where memory limits such operators.
         efficiency: share of these peaks that large kernels and collectives reach, in (0, 1].
         sources: where the numbers come from, by field.
 
@@ -134,8 +134,19 @@ class Hardware:
             link_bytes_per_s=link * self.efficiency,
             latency_s=self.network_latency_s if leaves_node else self.latency_s,
             host_bytes_per_s=self.host_bytes_per_s * self.efficiency,
-            overlaps_copies=self.device == "cuda",
+            is_asynchronous=self.device == "cuda",
+            element_s=self._element_s(),
         )
+
+    def _element_s(self) -> dict[str, float]:
+        """Return the seconds of elements of slow operators, as many times those of gelu as elsewhere."""
+        if self.functions_per_s is None:
+            return {}
+        of_gelu = 1 / self.functions_per_s
+        return {
+            name: of_gelu * (seconds / machine.ELEMENT_S["gelu"])
+            for name, seconds in machine.ELEMENT_S.items()
+        }
 
     def host_s(self, moved_bytes: int) -> float:
         """Return the seconds of copies between a device and host memory."""

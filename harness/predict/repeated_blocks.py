@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,8 @@ from harness.records.measured import SavedTensor, TrainedModel
 from strategies import Observation
 from strategies.regions.blocks import children_of
 from strategies.step.step_recorder import OperatorWork
+
+_Name = TypeVar("_Name")
 
 _FEWEST, _FEWEST_UNITS = 3, 4
 """Blocks of the shorter of the two models; the longer has one more. FSDP treats its last units otherwise."""
@@ -121,7 +123,7 @@ def _composed(shorter: StepLog, longer: StepLog, further: int, layers_fqn: str) 
             )
         ),
         recomputations=_sums(shorter.recomputations, longer.recomputations, further),
-        policy_calls=_sums(shorter.policy_calls, longer.policy_calls, further),
+        python_code=_sums(shorter.python_code, longer.python_code, further),
         ranks_per_node=longer.ranks_per_node,
         observation=_observation(shorter.observation, longer.observation, further),
         trained=_trained(shorter.trained, longer.trained, further),
@@ -178,7 +180,7 @@ def _trained(shorter: TrainedModel, longer: TrainedModel, further: int) -> Train
     return made
 
 
-def _sums(shorter: Mapping[str, int], longer: Mapping[str, int], further: int) -> dict[str, int]:
+def _sums(shorter: Mapping[_Name, int], longer: Mapping[_Name, int], further: int) -> dict[_Name, int]:
     if list(shorter) != list(longer):
         raise UnlikeError("a block more has other parts")
     return {name: _sum(shorter[name], longer[name], further) for name in longer}

@@ -20,7 +20,7 @@ class StepLog:
     """All that the instrumented step of one experiment does on rank 0, in order of time.
 
     Fields:
-        policy_calls: how often Python is asked about an operator, by phase.
+        python_code: how often Python does what that checkpointing adds, by phase and kind.
         block_calls: forward calls by block, recomputation included.
         recomputations: forward calls of blocks by what asked for them.
         ranks_per_node: ranks of the trial that share a node.
@@ -32,7 +32,7 @@ class StepLog:
 
     history: StorageHistory
     operators: Sequence[OperatorWork]
-    policy_calls: Mapping[str, int]
+    python_code: Mapping[tuple[str, str], int]
     block_calls: Mapping[str, int]
     recomputations: Mapping[str, int]
     ranks_per_node: int
@@ -75,7 +75,7 @@ def fake_step(log: StepLog, device: str) -> FakeStep:
             operators=Counter(
                 operator for operator in log.operators if operator.dtype or operator.collective
             ),
-            policy_calls=log.policy_calls,
+            python_code=log.python_code,
             ranks_per_node=log.ranks_per_node,
         ),
         pipeline=log.pipeline,

@@ -6,7 +6,8 @@ on a CPU, functions such as gelu. A collective takes alpha-beta: a latency, and 
 over the slowest link of its group. A host copy takes its bytes over the host link. Rates are the hardware's
 times its efficiency.
 
-Selective checkpointing asks Python about every operator of its regions, which a CPU waits for.
+Checkpointing adds Python code to operators (`python_code`), which a CPU waits for. Each kind takes as many
+times the seconds of a question of a selective policy as on the machine of `estimate.machine.PYTHON_S`.
 
 Overlap: on CUDA, FSDP and DDP communicate, and offloading copies, beside computation. So each phase (forward,
 backward, optimizer) takes the longest of the three, as if the first and the last could hide too. Collectives
@@ -20,16 +21,13 @@ from collections.abc import Callable, Iterator
 
 from harness.predict.hardware import Hardware
 from harness.predict.trace import Times, Trace
+from strategies.estimate.machine import PYTHON_S
 from strategies.step.step_recorder import Collective, OperatorWork
 
 _PHASES = ("forward", "backward", "optimizer")
 _ATTENTION = "_scaled_dot_product"
-_FUNCTIONS = frozenset({"erf", "gelu", "gelu_backward", "tanh"})
-"""Pointwise operators that a CPU computes more slowly than it moves their bytes."""
-
 _PARTS = {"complex64": "float32", "complex128": "float64"}
 """Dtype of the real numbers that complex ones are computed with."""
-_ITEM_BYTES = {"float64": 8, "bfloat16": 2, "float16": 2}
 _SENT_TWICE = ("all_reduce",)
 
 
@@ -103,10 +101,13 @@ def _parts_s(trace: Trace, phase: str, hardware: Hardware) -> tuple[float, float
             hidden_s += 0.0 if call.collective.is_waited else taken_s
         elif call.phase == phase and call.host_copy:
             copied_bytes[call.host_copy] += count * call.written_bytes
-    asked = trace.policy_calls.get(phase, 0) if hardware.device == "cpu" else 0
+    python_s = sum(
+        count * PYTHON_S[kind] for (when, kind), count in trace.python_code.items() if when == phase
+    )
+    python_s *= hardware.policy_s / PYTHON_S["asked"] if hardware.device == "cpu" else 0.0
     # host links carry both directions at once
     copied_s = hardware.host_s(max(copied_bytes.values(), default=0))
-    return computed_s, waited_s, asked * hardware.policy_s, hidden_s, copied_s
+    return computed_s, waited_s, python_s, hidden_s, copied_s
 
 
 def _computed(trace: Trace, phase: str) -> Iterator[tuple[OperatorWork, int]]:
@@ -117,13 +118,10 @@ def _computed(trace: Trace, phase: str) -> Iterator[tuple[OperatorWork, int]]:
 
 def _operator_s(call: OperatorWork, computes_in: str, hardware: Hardware) -> float:
     machine = hardware.machine(_PARTS.get(call.dtype, call.dtype) if call.flops else computes_in)
-    operator = call.name.split(".")[1] if call.name.startswith("aten.") else ""
-    flops = call.flops / (hardware.attention_share if operator.startswith(_ATTENTION) else 1)
-    rows = min(call.outer_sizes, default=0)
-    seconds = machine.operator_s(flops, call.read_bytes + call.written_bytes, rows)
-    if operator not in _FUNCTIONS or hardware.functions_per_s is None:
-        return seconds
-    return max(seconds, call.written_bytes / _ITEM_BYTES.get(call.dtype, 4) / hardware.functions_per_s)
+    name = call.short_name
+    flops = call.flops / (hardware.attention_share if name.startswith(_ATTENTION) else 1)
+    rows, moved_bytes = min(call.outer_sizes, default=0), call.read_bytes + call.written_bytes
+    return machine.operator_s(flops, moved_bytes, rows, name=name, elements=call.elements)
 
 
 def _collective_s(call: Collective, trace: Trace, hardware: Hardware) -> float:

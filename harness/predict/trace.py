@@ -16,14 +16,14 @@ class Trace:
         device: type of the device that computes.
         computes_in: dtype of most matrix multiplications.
         operators: what takes time, each with the number of equal ones, in the order of the first of them.
-        policy_calls: how often Python is asked about an operator, by phase.
+        python_code: how often Python does what that checkpointing adds, by phase and kind.
         ranks_per_node: ranks of the trial that share a node.
     """
 
     device: str
     computes_in: str
     operators: Mapping[OperatorWork, int]
-    policy_calls: Mapping[str, int] = field(default_factory=dict)
+    python_code: Mapping[tuple[str, str], int] = field(default_factory=dict)
     ranks_per_node: int = 1
 
 

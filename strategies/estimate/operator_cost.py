@@ -50,12 +50,16 @@ class OperatorCost:
         flops: multiplications and additions in products, convolutions, attention and recurrent layers.
         rows: smallest outer size of a matrix product; 0 for other operators.
         is_free: true for a view, which moves nothing.
+        name: name without namespace and overload.
+        elements: elements of its operands or of its result, whichever are more.
     """
 
     flops: int
     moved_bytes: int
     rows: int
     is_free: bool
+    name: str = ""
+    elements: int = 0
 
     def seconds(self, machine: Machine, *, share: float = 1.0) -> float:
         """Return the time for a share of the operator's output.
@@ -66,7 +70,8 @@ class OperatorCost:
         """
         if self.is_free:
             return machine.launch_s / 4
-        return machine.operator_s(self.flops * share, self.moved_bytes * share, self.rows * share)
+        work = self.flops * share, self.moved_bytes * share, self.rows * share
+        return machine.operator_s(*work, name=self.name, elements=self.elements * share)
 
 
 def remembered(
@@ -100,7 +105,14 @@ def cost_of(node: fx.Node) -> OperatorCost:
         moved_bytes=bytes_of(value) + sum(map(bytes_of, inputs)),
         rows=rows,
         is_free=is_view(node),
+        name=short_name(str(node.target)),
+        elements=max(elements_of(value), sum(map(elements_of, inputs))),
     )
+
+
+def short_name(name: str) -> str:
+    """Return `tanh` of `aten.tanh_.default`."""
+    return name.split(".")[1].removesuffix("_") if name.count(".") > 1 else name
 
 
 @remembered
@@ -127,6 +139,11 @@ def bytes_of(value: Any) -> int:
     """Return the bytes that the elements of all tensors in `value` need."""
     tensors = [value] if isinstance(value, Tensor) else tree_leaves(value)
     return sum(each.numel() * each.element_size() for each in tensors if isinstance(each, Tensor))
+
+
+def elements_of(value: Any) -> int:
+    """Return the elements of all tensors in `value`."""
+    return sum(each.numel() for each in tree_leaves(value) if isinstance(each, Tensor))
 
 
 def outer_sizes_of(function: Any, operands: Sequence[Any], result: Any) -> tuple[int, ...]:

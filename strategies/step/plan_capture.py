@@ -298,7 +298,7 @@ class _Watch(StepRecorder):
         work, facts = recorded.work, facts_of(func)
         stays = facts.communicates or facts.name in self._lasting
         is_work = recorded.makes or recorded.writes
-        seconds = self._machine.operator_s(work.flops, work.moved_bytes) if is_work else 0.0
+        seconds = work.seconds(self._machine) if is_work else 0.0
         if work.is_uncounted:  # of which no more is known than its seconds
             work = work._replace(flops=self._machine.flops_in(seconds))
         is_inside = self._inside != OUTSIDE

@@ -19,7 +19,8 @@ from torch import Tensor
 from strategies.estimate.collectives import collective_name, payload_bytes
 from strategies.estimate.flops import called, flops_of, is_causal, is_uncounted, repeated_scores
 from strategies.estimate.liveness import key_of
-from strategies.estimate.operator_cost import outer_sizes_of
+from strategies.estimate.machine import Machine
+from strategies.estimate.operator_cost import outer_sizes_of, short_name
 from strategies.estimate.tensors import dtype_name, plain_tensors, plain_tensors_in, tensors_in
 from strategies.step.live_storages import LiveStorages, Touched, WorkspaceProbe
 from strategies.step.operator_facts import facts_of
@@ -92,6 +93,21 @@ class OperatorWork(NamedTuple):
     written_bytes: int = 0
     collective: Collective | None = None
     host_copy: str = ""
+
+    @property
+    def short_name(self) -> str:
+        """Name without namespace, overload, and the mark of writing in place: `tanh`."""
+        return short_name(self.name)
+
+    @property
+    def elements(self) -> float:
+        """Elements of its operands or of its results, whichever are more."""
+        nbytes = max(self.read_bytes, self.written_bytes)
+        return nbytes / getattr(torch, self.dtype).itemsize if self.dtype else 0.0
+
+    def seconds(self, machine: Machine) -> float:
+        """Return the seconds that `machine` takes."""
+        return machine.operator_s(self.flops, self.moved_bytes, name=self.short_name, elements=self.elements)
 
 
 @dataclass(kw_only=True, slots=True)

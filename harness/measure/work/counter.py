@@ -64,8 +64,7 @@ def _seconds(operators: Mapping[OperatorWork, int], device: str) -> dict[Operato
     """
     machine = MACHINES.get(device, MACHINES["cuda"])
     return {
-        each: count * machine.operator_s(each.flops, each.moved_bytes) if each.moved_bytes else 0.0
-        for each, count in operators.items()
+        each: count * each.seconds(machine) if each.moved_bytes else 0.0 for each, count in operators.items()
     }
 
 

@@ -45,7 +45,13 @@ def test_a_collective_takes_a_latency_and_its_bytes() -> None:
     ],
 )
 def test_values_on_the_host_are_waited_for(overlaps: bool, window_s: float, seconds: float) -> None:
-    assert replace(SLOW, overlaps_copies=overlaps).offload_s(10, window_s) == seconds
+    assert replace(SLOW, is_asynchronous=overlaps).offload_s(10, window_s) == seconds
+
+
+@pytest.mark.parametrize(("seconds", "waited_s"), [(1.0, 0.0), (3.0, 1.0)])
+def test_python_is_waited_for_where_operators_do_not_run_beside_it(seconds: float, waited_s: float) -> None:
+    found = [replace(SLOW, is_asynchronous=each).not_hidden_s(seconds, 2.0) for each in (False, True)]
+    assert found == [seconds, waited_s]
 
 
 @pytest.mark.parametrize(
