@@ -26,7 +26,8 @@ from bench.table import table_of
 from harness.measure.speed.timing import in_turns
 from harness.records.statistics import Ratio, ratio_to_baseline
 from harness.trial.steps import train
-from strategies.budget.planning.planner import Objective, Planner
+from strategies.budget.planning.cost import Objective
+from strategies.budget.planning.planner import Planner
 
 PEERS: Mapping[str, Sequence[str]] = {
     "full": ("ac=full",),

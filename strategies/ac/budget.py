@@ -278,7 +278,7 @@ class Budget(ActivationCheckpointing):
         found: Mapping[str, nn.Module] = {}
         of_executor: Callable[[Plan], Plan] = _same
         ways: list[known_plans.WayToPlan] = []
-        objective = cast("planner.Objective", self.objective)
+        objective = cast("known_plans.Objective", self.objective)
         if self.needs_compiler and objective == "both":  # compiled code has no tapes
             objective = "flops"
         most: Callable[..., tuple[int, ...]] = alone

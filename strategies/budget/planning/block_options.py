@@ -162,7 +162,8 @@ class CallOptions:
         self._movable = _worth_moving(call.program) if may_offload else frozenset[int]()
         self._machine = machine_for(torch.device(graph.device))
         self._cost = cost
-        self.taped_s = taped_operator_s * call.program.operators
+        beside_s = sum(unit.seconds for unit in call.program.units)
+        self.taped_s = self._machine.not_hidden_s(taped_operator_s * call.program.operators, beside_s)
         self._random_state_bytes = random_state_bytes
         self.backward_start = min((each for each in call.asked if each >= call.end), default=call.end)
         self.backward_end = max((*call.until, *call.released, self.backward_start))

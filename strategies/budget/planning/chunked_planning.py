@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from strategies.budget.plan import Plan, readable
-from strategies.budget.planning.planner import BudgetBelowMinimum, Objective, Planner, cost
+from strategies.budget.planning.cost import Cost, Objective
+from strategies.budget.planning.planner import BudgetBelowMinimum, Planner
 from strategies.budget.planning.recomputation import LeastFlops
+from strategies.budget.planning.simulation import Work
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +36,7 @@ class ChunkedPlanner:
 
     Args:
         ways: the step without chunks, then in chunks of several plans.
-        objective: what is least: `flops` or `time`.
+        objective: what is least (see `Cost`).
 
     Attributes:
         minimum_feasible_bytes: smallest peak that a plan reaches, in any way.
@@ -45,6 +47,7 @@ class ChunkedPlanner:
         self._ways = ways
         self._objective = objective
         self._plain = ways[0].planner
+        self._cost = Cost.of(objective, self._plain.step_flops, self._plain.step_s)
         self.stages = self._plain.stages
         self.plain_peak_bytes = self._plain.plain_peak_bytes
         self.chunkings = sum(way.chunk is not None for way in ways)
@@ -64,7 +67,7 @@ class ChunkedPlanner:
             raise BudgetBelowMinimum(
                 budget_bytes, self.minimum_feasible_bytes, self._proven_bytes(), self._limits()
             )
-        cheapest = min(found, key=self._cost)  # the first of equal ones
+        cheapest = min(found, key=self._cost_of_plan)  # the first of equal ones
         return replace(
             cheapest,
             plain_peak_bytes=self.plain_peak_bytes,
@@ -97,8 +100,8 @@ class ChunkedPlanner:
             max(0.0, way.planner.step_s - self._plain.step_s),
         )
 
-    def _cost(self, plan: Plan) -> float:
-        return cost(plan.extra_flops, plan.extra_s, self._plain.step_flops, self._objective)
+    def _cost_of_plan(self, plan: Plan) -> float:
+        return self._cost(Work(plan.extra_flops, plan.extra_s))
 
     def _limits(self) -> str:
         """Return what no plan makes smaller, of the planner without chunks that reaches the smallest peak."""

@@ -10,7 +10,8 @@ from typing import Any
 from strategies.budget.kept import Answers
 from strategies.budget.plan import Plan
 from strategies.budget.planning.chunked_planning import ChunkedPlanner, Way
-from strategies.budget.planning.planner import BudgetBelowMinimum, Objective, Planner
+from strategies.budget.planning.cost import Objective
+from strategies.budget.planning.planner import BudgetBelowMinimum, Planner
 from strategies.budget.planning.scheduled_planner import ScheduledPlanner
 from strategies.step.step_graph import StepGraph
 

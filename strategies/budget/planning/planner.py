@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -28,6 +27,7 @@ from strategies.budget.planning.block_options import CallOptions, Option, thinne
 from strategies.budget.planning.block_plans import block_plan, chained_plans, grouped_plan, of_call
 from strategies.budget.planning.block_program import PlannedCall, planned_call
 from strategies.budget.planning.chains import Chains
+from strategies.budget.planning.cost import Cost, Objective
 from strategies.budget.planning.group_options import GroupOption, Groups
 from strategies.budget.planning.group_simulation import group_effect
 from strategies.budget.planning.lower_bound import LowerBound
@@ -40,21 +40,11 @@ from strategies.budget.planning.simulation import (
     RANDOM_STATE_BYTES,
     Decision,
     Effect,
-    Work,
     peak_bytes,
     totals_of,
 )
+from strategies.estimate.machine import PYTHON_S
 from strategies.step.step_graph import StepGraph, StepOperator
-
-Objective: TypeAlias = Literal["flops", "time", "both"]
-_PRICES = (0.6, 0.2, 0.06)
-"""What the time of a step is worth in its FLOPs where a plan may be dearer to be faster, tried in turn."""
-
-_DEARER = 0.01
-"""Share of a step's FLOPs that such a plan may cost more than the cheapest."""
-
-_WORTH = 0.01
-"""Share of a step's time that it has to spare."""
 
 _ATTEMPTS = 6
 _CLOSE = 0.001
@@ -83,15 +73,6 @@ _MOST_CHAINS = 24
 
 _MOST_NAMED = 4
 """Blocks of one kind that a message names."""
-
-_TAPED_OPERATOR_S = 5e-5
-"""Seconds that a tape takes for an operator of its block, forward and backward: Python code, on any device.
-
-Of plans of equal FLOPs those are the fastest that leave whole blocks as they are.
-"""
-
-_TIE = 1e-6
-"""Share of a step's FLOPs that a second counts, so that of equal FLOPs the fastest is chosen."""
 
 
 class BudgetBelowMinimum(StrategyError):  # noqa: N818 (it says what is wrong)
@@ -146,7 +127,7 @@ class Planner:
 
     Args:
         graph: the step.
-        objective: what is least: `flops`, `time`, or of `both` the time among plans of about as few FLOPs.
+        objective: what is least (see `Cost`).
         host_bytes: most bytes of values that wait on the host; 0 offloads nothing.
         nests: whether blocks can be planned together: chains, and groups, whose forward runs again as one.
         is_taped: whether tapes follow the operators of blocks that are not plain.
@@ -175,13 +156,17 @@ class Planner:
         self._objective = objective
         self._calls = [planned_call(graph, call) for call in graph.calls]
         self._random_state_bytes = RANDOM_STATE_BYTES.get(graph.device, 0)
-        self._cost = _Cost(graph.flops, objective)
+        # the fewest FLOPs come first of `both`: bounds say where a search for them ends
+        sought: Objective = "flops" if objective == "both" else objective
+        self._cost, self._objective_cost = (
+            Cost.of(each, graph.flops, graph.seconds) for each in (sought, objective)
+        )
         caller_of = partial(
             CallOptions,
             graph,
             cost=self._cost,
             random_state_bytes=self._random_state_bytes,
-            taped_operator_s=_TAPED_OPERATOR_S if is_taped else 0.0,
+            taped_operator_s=PYTHON_S["taped"] if is_taped else 0.0,
             may_drop=is_taped,
         )
         found = [
@@ -227,8 +212,7 @@ class Planner:
             BudgetBelowMinimum: no plan that was found keeps it.
         """
         least, stages, spans = self._refined(self._choice(budget_bytes), budget_bytes)
-        is_both = self._objective == "both"
-        chosen = self._faster(least, budget_bytes, stages, spans) if is_both else least
+        chosen = self._weighed(least, budget_bytes, stages, spans)
         effects = [each.effect for each in chosen]
         return Plan(
             stages=self.stages,
@@ -487,53 +471,50 @@ class Planner:
         spans: Sequence[Span],
         host_bytes: int,
         enough: float = np.inf,
+        *,
+        cost: Cost | None = None,
     ) -> list[Chosen] | None:
         """Return the cheapest choice that keeps the budget, if the model of bytes has one.
 
         The model counts a few bytes more than there are, or fewer. So its budget is moved until the choice
         just fits by simulation, or costs no more than `enough`.
         """
+        price = partial(self._cost_of_choice, cost=cost)
         best: list[Chosen] | None = None
         low, high, target = 0, 2 * budget_bytes, budget_bytes
         for _ in range(_ATTEMPTS):
             chosen = self._cheapest(target, stages, spans, host_bytes)
             spare = 0 if chosen is None else budget_bytes - self._peak_bytes(chosen)
             if chosen is not None and spare >= 0:
-                best = chosen if best is None else min(best, chosen, key=self._cost_of_choice)
+                best = chosen if best is None else min(best, chosen, key=price)
             if spare < 0:
                 high = target
             else:
                 low = target
-            if best is not None and self._cost_of_choice(best) <= enough:
+            if best is not None and price(best) <= enough:
                 break
             # the next one by what was missed, or the middle where that was tried
             target = target + spare if low < target + spare < high else (low + high) // 2
         return best
 
-    def _faster(
+    def _weighed(
         self, least: list[Chosen], budget_bytes: int, stages: Sequence[Stage], spans: Sequence[Span]
     ) -> list[Chosen]:
-        """Return a choice of nearly the FLOPs of the cheapest that spares time; the cheapest where none does.
+        """Return the choice that the objective makes least, of the options for the fewest FLOPs.
 
-        Of groups, whose operators run twice and are followed twice, none is tried.
+        Of groups, whose operators run twice and are followed twice, no other one is tried.
         """
-        flops, seconds = _work(least)
-        most_s = seconds - _WORTH * self.step_s
-        if most_s < 0 or any(each.option is None for each in least):
+        if self._cost == self._objective_cost or not self._cost_of_choice(least):
             return least
-        for price in _PRICES:
-            in_flops = price * self.step_flops / max(self.step_s, _TIE)
-            chains = [span for span in spans if isinstance(span, Chained)]  # the first ones
-            priced = _priced([*stages, *(chain.stage for chain in chains)], in_flops)
-            count = len(stages)
-            faster = [replace(chain, stage=each) for chain, each in zip(chains, priced[count:], strict=True)]
-            found = self._within(budget_bytes, priced[:count], faster, self._host_bytes)
-            if found is None:
-                continue
-            found_flops, found_s = _work(found)
-            if found_flops <= flops + _DEARER * self.step_flops and found_s <= most_s:
-                return found
-        return least
+        chains = [span for span in spans if isinstance(span, Chained)]  # the first ones
+        priced = _priced([*stages, *(chain.stage for chain in chains)], self._objective_cost)
+        count = len(stages)
+        dearer = [replace(chain, stage=each) for chain, each in zip(chains, priced[count:], strict=True)]
+        found = self._within(
+            budget_bytes, priced[:count], dearer, self._host_bytes, cost=self._objective_cost
+        )
+        tried = [least] if found is None else [least, found]  # the first of equal ones
+        return min(tried, key=partial(self._cost_of_choice, cost=self._objective_cost))
 
     def _choice_of_fewest_bytes(self) -> list[Chosen]:
         """Return the choice of the smallest peak: what fits the fewest bytes of the stages, or nothing."""
@@ -583,8 +564,9 @@ class Planner:
         effect, shares = group_effect(members, keeps, random_state_bytes=self._random_state_bytes)
         return Chosen(start=choice.start, effect=effect, span=choice.span, keeps=keeps, shares=tuple(shares))
 
-    def _cost_of_choice(self, chosen: Sequence[Chosen]) -> float:
-        return sum(self._cost(each.effect.work) for each in chosen)
+    def _cost_of_choice(self, chosen: Sequence[Chosen], cost: Cost | None = None) -> float:
+        """Return the cost of a choice, by default that of the search."""
+        return sum(map(cost or self._cost, (each.effect.work for each in chosen)))
 
     def _peak_bytes(self, chosen: Sequence[Chosen]) -> int:
         return peak_bytes(self._graph, self._effects(chosen))
@@ -675,21 +657,12 @@ class Planner:
         return {call.fqn: graph.fingerprint(call) for call in graph.calls}
 
 
-def _work(chosen: Sequence[Chosen]) -> tuple[int, float]:
-    """Return FLOPs and seconds on top of a step."""
-    effects = [each.effect for each in chosen]
-    return sum(each.flops for each in effects), sum(each.seconds for each in effects)
-
-
-def _priced(stages: Sequence[Stage], second_in_flops: float) -> list[Stage]:
-    """Return the stages, with costs of which a second is worth so many FLOPs."""
+def _priced(stages: Sequence[Stage], cost: Cost) -> list[Stage]:
+    """Return the stages, with options of another cost."""
     known: dict[int, list[Option]] = {}
     for stage in stages:
         if id(stage.options) not in known:
-            costs = (each.work.flops + second_in_flops * each.work.seconds for each in stage.options)
-            known[id(stage.options)] = [
-                replace(each, cost=cost) for each, cost in zip(stage.options, costs, strict=True)
-            ]
+            known[id(stage.options)] = [replace(each, cost=cost(each.work)) for each in stage.options]
     return [replace(stage, options=known[id(stage.options)]) for stage in stages]
 
 
@@ -719,25 +692,3 @@ def _flops(operator: StepOperator) -> float:
 
 def _seconds(operator: StepOperator) -> float:
     return operator.seconds
-
-
-@dataclass(frozen=True, slots=True)
-class _Cost:
-    """The cost of work in a step; equal ones price alike."""
-
-    step_flops: int
-    objective: Objective
-
-    def __call__(self, work: Work) -> float:
-        return cost(work.flops, work.seconds, self.step_flops, self.objective)
-
-
-def cost(flops: int, seconds: float, step_flops: int, objective: Objective) -> float:
-    """Return what a plan is to make least: seconds, or FLOPs of which equal ones differ by seconds.
-
-    Args:
-        flops, seconds: work on top of the step.
-        step_flops: work of the step.
-        objective: which of them.
-    """
-    return seconds if objective == "time" else flops + _TIE * step_flops * seconds

@@ -12,12 +12,13 @@ from collections import Counter
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from strategies.budget.planning.block_program import PlannedCall
 from strategies.budget.planning.simulation import Effect
+from strategies.estimate.machine import PYTHON_S
+from strategies.estimate.operator_cost import machine_for
 from strategies.step.step_graph import BlockCall, StepGraph, StepOperator
-
-REGION_S, OPERATOR_S = 4e-4, 2.8e-5
-"""Seconds of a checkpoint, and of Python code for each operator that runs again, without the operator."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,14 +101,15 @@ def rerun_of(graph: StepGraph, number: int, calls: Sequence[PlannedCall]) -> Rer
         if each.storage in made:
             until[each.storage] = max(each.node_until, until.get(each.storage, -1))
     units = calls[number].program.units
-    ordinals = {each.ordinal for each in again}
+    ordinals, again_s = {each.ordinal for each in again}, sum(each.seconds for each in again)
+    machine = machine_for(torch.device(graph.device))
     return Rerun(
         start=own[0].start if own else call.start,
         asked=facts.asked,
         released=facts.released,
         units=tuple(index for index, unit in enumerate(units) if unit.operators[0] in ordinals),
         flops=sum(each.flops for each in again),
-        seconds=REGION_S + sum(each.seconds + OPERATOR_S for each in again),
+        seconds=again_s + machine.not_hidden_s(PYTHON_S["region"] + PYTHON_S["again"] * len(again), again_s),
         peak_bytes=max(_totals(graph, call, again, until.keys()), default=0),
         saved=tuple((last, graph.nbytes[storage]) for storage, last in until.items()),
         given=held,

@@ -21,11 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from strategies.budget.planning.block_choice import Span, Stage, cheapest, smallest_budget
 from strategies.budget.planning.block_options import CallOptions, Option
+from strategies.budget.planning.cost import Cost
 from strategies.budget.planning.planner import Chosen, Planner, own_hooks
 from strategies.budget.planning.simulation import PLAIN, Decision, Effect, joined
 
@@ -111,6 +113,8 @@ class ScheduledPlanner(Planner):
         spans: Sequence[Span],
         host_bytes: int,
         enough: float = np.inf,
+        *,
+        cost: Cost | None = None,
     ) -> list[Chosen] | None:
         """Return the cheapest choice that keeps the budget, of those that the programme gives."""
         del spans  # which are of one call of each block, and no other call may come in between
@@ -118,13 +122,14 @@ class ScheduledPlanner(Planner):
         found = []
         for moment in self._moments:
             beside = self._beside(stages, moment)
-            found.append(self._fitting(budget_bytes, [_leaving_all(each) for each in beside]))
+            found.append(self._fitting(budget_bytes, [_leaving_all(each) for each in beside], cost))
             found += [self._fitting_beside(budget_bytes, beside, others) for others in _shares(beside)]
         kept = [chosen for chosen in found if chosen is not None]
-        return min(kept, key=self._cost_of_choice, default=None)
+        return min(kept, key=partial(self._cost_of_choice, cost=cost), default=None)
 
-    def _fitting(self, budget_bytes: int, stages: Sequence[Stage]) -> list[Chosen] | None:
+    def _fitting(self, budget_bytes: int, stages: Sequence[Stage], cost: Cost | None) -> list[Chosen] | None:
         """Return the cheapest choice that keeps the budget, where a block leaves what all its calls hold."""
+        price = partial(self._cost_of_choice, cost=cost)
         best: list[Chosen] | None = None
         fits, above = smallest_budget(stages), 2 * budget_bytes
         target = max(budget_bytes, fits)
@@ -134,8 +139,7 @@ class ScheduledPlanner(Planner):
             spare = -1 if chosen is None else budget_bytes - self._peak_bytes(chosen)
             if chosen is not None and spare >= 0:
                 fits = target
-                if best is None or self._cost_of_choice(chosen) < self._cost_of_choice(best):
-                    best = chosen
+                best = chosen if best is None else min(best, chosen, key=price)
             else:
                 above = target
             if above - fits <= 1:

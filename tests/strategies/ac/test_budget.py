@@ -131,7 +131,7 @@ def test_a_budget_that_needs_nothing_says_so(
 
 @pytest.fixture(scope="module")
 def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    budget, model = planned_toy(fraction=0.92)
+    budget, model = planned_toy(fraction=0.92, objective="flops")
     file = tmp_path_factory.mktemp("plan") / "plan.json"
     file.write_text(json.dumps(budget.observe(model).plan))
     return file

@@ -35,7 +35,7 @@ TOKENS = torch.zeros(BATCH, SEQUENCE, dtype=torch.int64)
 def planned(fraction: float) -> tuple[Plan, dict[str, BlockForward]]:
     with torch.device("meta"):
         step = shadow_step(toy(), (TOKENS,), {})
-    budget = Budget(layers_fqn="layers", fraction=fraction)
+    budget = Budget(layers_fqn="layers", fraction=fraction, objective="flops")
     return budget.plan(step), block_forwards(step, budget.blocks_of(step.model))
 
 
@@ -74,7 +74,7 @@ def test_regions_are_submodules_whose_results_are_held() -> None:
     text = remat_regions(*planned(0.83))
     assert yaml.safe_load(text) == {"layers.0": ["out", "up"], "layers.1": ["up"], "layers.2": ["up"]}
     lost = re.sub(r" \(\d+\)", "", text)  # numbers of operators differ between releases of torch
-    assert "\n# lost: aten.tril.default.0, aten.clone.default.0, aten.clone.default.0, " in lost
+    assert "\n# lost: aten.clone.default.0, aten.clone.default.0, aten._safe_softmax.default.0, " in lost
 
 
 @REMAT

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from strategies.budget.planning.chunked_planning import ChunkedPlanner, Way
-from strategies.budget.planning.planner import BudgetBelowMinimum, Objective, Planner
+from strategies.budget.planning.cost import Objective
+from strategies.budget.planning.planner import BudgetBelowMinimum, Planner
 from tests.strategies.budget.small_steps import WIDTH, Gated, step_of
 from tests.strategies.step.test_plan_capture import captured
 

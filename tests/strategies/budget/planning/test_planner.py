@@ -69,19 +69,20 @@ def test_of_plans_that_cost_nothing_that_with_the_fewest_tapes_is_taken() -> Non
     assert [sum(not block.plain for block in plan.blocks) for plan in plans] == [2, 4]
 
 
-@pytest.mark.parametrize(("share", "is_faster"), [(0.75, True), (0.85, False), (0.55, False)])
-def test_of_plans_of_about_as_few_flops_a_faster_one_is_taken(share: float, is_faster: bool) -> None:
-    both = Planner(graph(), objective="both")
-    budget = int(share * both.plain_peak_bytes)
-    least, found = planner().plan(budget), both.plan(budget)
-    assert (found.objective == "both") is is_faster
+@pytest.mark.parametrize(("share", "is_faster"), [(0.75, True), (0.85, True), (1.0, False)])
+def test_a_percent_of_time_counts_as_one_of_flops(share: float, *, is_faster: bool) -> None:
+    planners = [planner(), *(Planner(graph(), objective=each) for each in ("both", "time"))]
+    budget = int(share * planner().plain_peak_bytes)
+    plans = least, both, _ = [each.plan(budget) for each in planners]
+    assert (both.objective == "both") is is_faster
     if not is_faster:
-        assert found == least
+        assert both == least
         return
-    assert found.predicted_peak_bytes <= budget
-    assert found.extra_flops <= least.extra_flops + found.step_flops / 100
-    assert found.extra_s <= least.extra_s - both.step_s / 100
-    assert "no schedule" in found.describe()
+    assert both.predicted_peak_bytes <= budget
+    assert both.extra_s < least.extra_s
+    weighed = [each.extra_flops / least.step_flops + each.extra_s / planner().step_s for each in plans]
+    assert weighed[1] == min(weighed)
+    assert "no schedule" in both.describe()
 
 
 @pytest.mark.parametrize(("host_bytes", "dropout"), [(1, 0.0), (1, 0.1), (16_384, 0.0), (65_536, 0.0)])
@@ -102,7 +103,7 @@ def test_decisions_next_to_those_of_a_plan_make_it_cheaper(monkeypatch: pytest.M
         for a, b in pairwise((16, 48, 32, 64, 24, 80, 16))
     ]
     found = Planner(captured(Blocks(blocks), torch.randn(256, 16)))
-    budget = int(0.765 * found.minimum_feasible_bytes + 0.25 * found.plain_peak_bytes)
+    budget = int(0.6 * found.minimum_feasible_bytes + 0.4 * found.plain_peak_bytes)
     plan = found.plan(budget)
     assert plan.predicted_peak_bytes <= budget
     assert plan.extra_flops <= plan.lower_bound_autograd_flops + 1

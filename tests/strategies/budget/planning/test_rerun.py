@@ -17,9 +17,11 @@ from strategies.budget.plan import Plan
 from strategies.budget.planning.block_options import CallOptions
 from strategies.budget.planning.block_plans import block_plan
 from strategies.budget.planning.block_program import planned_call
-from strategies.budget.planning.planner import Objective, Planner
+from strategies.budget.planning.cost import Objective
+from strategies.budget.planning.planner import Planner
 from strategies.budget.planning.rerun import rerun_of
 from strategies.budget.planning.simulation import PLAIN, RERUN, Decision
+from strategies.estimate import machine
 from strategies.regions.blocks import ModelModules
 from strategies.step.step_graph import StepGraph
 from tests.strategies.budget.eager.test_chained_tape import Mixed
@@ -250,7 +252,7 @@ def test_a_block_runs_again_as_a_whole_only_where_that_is_right(
 def test_time_decides_between_a_tape_and_a_checkpoint(
     monkeypatch: pytest.MonkeyPatch, objective: Objective, taped_s: float, *, is_whole: bool
 ) -> None:
-    monkeypatch.setattr("strategies.budget.planning.planner._TAPED_OPERATOR_S", taped_s)
+    monkeypatch.setitem(machine.PYTHON_S, "taped", taped_s)
     graph = captured(Gated(), X)
     planner = Planner(graph, objective=objective)
     plan = planner.plan((planner.minimum_feasible_bytes + 2 * planner.plain_peak_bytes) // 3)
