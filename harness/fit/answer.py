@@ -16,7 +16,7 @@ from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment, name_of
 from harness.fit.options import Option, chosen
 from harness.fit.predicting import Predictions
-from harness.fit.proof import Proven, prove, remedies_of_state, small_step
+from harness.fit.proof import REWOUND, Proven, prove, remedies_of_state, small_step
 from harness.fit.subject import Blocks, Subject, blocks_of
 from harness.fit.written import applied, text_of, with_files
 from harness.predict.prediction import step_of
@@ -155,10 +155,10 @@ def answer(
         found.predict()
         options = [found.with_largest_batch(each) for each in found.options]
         options[0] = replace(options[0], verdict="neutral")  # it is the plain step
-        unknown = [*subject.notes, *found.notes]
+        said: list[str] = []
         if is_proven:
-            options, said = _all_proven(subject, options, tell)
-            unknown = [*said, *unknown]
+            options, said = _all_proven(found, options, tell)
+        unknown = [*said, *subject.notes, *found.notes]
         use = chosen(options)
     if subject.hardware.device != "cpu":
         unknown.append(_NOT_KNOWN_OF_GPU)
@@ -176,9 +176,10 @@ def answer(
 
 
 def _all_proven(
-    subject: Subject, options: list[Option], tell: Callable[[str], None]
+    predictions: Predictions, options: list[Option], tell: Callable[[str], None]
 ) -> tuple[list[Option], list[str]]:
-    shown: dict[str, Proven] = {}
+    """Return the options with their proofs, maybe one more, and what is to be said."""
+    subject, shown = predictions.subject, dict[str, Proven]()
     small = small_step(subject)
     for each in options[1:]:
         tell(f"proof of {each.title}")
@@ -196,8 +197,13 @@ def _all_proven(
     said = []
     if differing:
         assert small is not None, "it was trained"
-        remedies = " or ".join(remedies_of_state(subject, small))
-        advice = f"; forward changes state: use {remedies}" if remedies else ""
+        remedies = remedies_of_state(subject, small)
+        advice = f"; forward changes state: use {' or '.join(remedies)}" if remedies else ""
+        for words, proven in remedies.items():
+            rewound = predictions.rewound() if words.startswith(REWOUND) else None
+            if rewound is not None:
+                rewound = predictions.with_largest_batch(rewound)
+                options.append(replace(rewound, verdict=proven.verdict, proof=proven.proof))
         word = "differs" if len(differing) == 1 else "differ"
         said.append(f"{', '.join(differing)} {word}: {shown[differing[0]].note}{advice}")
     use = chosen(options)

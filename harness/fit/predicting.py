@@ -130,6 +130,12 @@ class Predictions:
         self._steps[variant] = step
         return option
 
+    def rewound(self) -> Option | None:
+        """Predict and return `full` that puts state back; `None` where it has no prediction."""
+        experiment = self.subject.variant("full", rewind=True)
+        self._attempt("full_rewind", "full, state put back before it runs again", experiment, None)
+        return next((each for each in self.options if each.variant == "full_rewind"), None)
+
     def with_largest_batch(self, option: Option) -> Option:
         """Return an option with its largest batch, where the batch may change and the option follows it."""
         experiment = option.experiment
@@ -313,6 +319,8 @@ def _overrides(experiment: Experiment) -> tuple[str, ...]:
         words.append(f"ac.first={first}")
     if getattr(experiment.ac, "offload", False) is True:
         words.append("ac.offload=true")
+    if getattr(experiment.ac, "rewind", False) is True:
+        words.append("ac.rewind=true")
     words += words_of_classes(experiment)
     if name_of(experiment.chunk) != "none":
         words.append(f"chunk={name_of(experiment.chunk)}")

@@ -47,9 +47,10 @@ _SMALLER = ((1, 1), (2, 1), (2, 4), (2, 16), (2, 64))
 """What is tried in turn: at most so many layers (1: all), and a share of the widths."""
 
 
+REWOUND = "ac=full ac.rewind=true"
 _OF_STATE: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("ac=nested", "nested", {}),
-    ("ac=full ac.rewind=true", "full", {"rewind": True}),
+    (REWOUND, "full", {"rewind": True}),
 )
 """What keeps state that forward changes as one run leaves it."""
 
@@ -115,20 +116,20 @@ def prove(small: Small | None, option: Option) -> Proven:
     return Proven(verdict="unverified", note=f"nothing was proven: {problem}{advice}", raised=is_index)
 
 
-def remedies_of_state(subject: Subject, small: Small) -> list[str]:
+def remedies_of_state(subject: Subject, small: Small) -> dict[str, Proven]:
     """Return the strategies, in words of `acbench`, that are neutral where forward changes state.
 
     Args:
         subject: the step that is asked about.
     """
-    found = []
+    found = {}
     named = {name: each for name, each in subject.named_blocks.items() if each}
     for words, name, options in _OF_STATE:
         # one of them may not know blocks by their class, or not suit the model
         with suppress(ConfigError, StrategyError, TypeError):
             proven = _proven(small.experiment, ac_variants[name](**named, **options), small.words)
             if proven.verdict == "neutral":
-                found.append(" ".join((words, *words_of_classes(subject.experiment))))
+                found[" ".join((words, *words_of_classes(subject.experiment)))] = proven
     return found
 
 
