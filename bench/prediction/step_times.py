@@ -14,8 +14,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, repeat
+from pathlib import Path
 from statistics import median, quantiles
+from tempfile import TemporaryDirectory
 
 import torch
 from rich.table import Table
@@ -26,6 +28,7 @@ from bench.table import table_of
 from bench.trials import configs, experiments
 from harness.command_line.schema import hardware_of
 from harness.measure.speed.timing import in_turns
+from harness.predict.fake_rank import planned_on_fake_rank
 from harness.predict.hardware import Hardware
 from harness.predict.prediction import step_of
 from harness.predict.step_time import timed_on
@@ -33,7 +36,8 @@ from harness.trial.batches import batches
 from harness.trial.steps import UNMEASURED_STEPS
 
 MODELS = ("gpt_nano", "llama_nano", "mlp", "vit_nano", "evoformer", "unet")
-ACS = ("none", "full", "selective_layer", "selective_op", "nested", "offload")
+ACS = ("none", "full", "selective_layer", "selective_op", "nested", "offload", "budget ac.fraction=0.8")
+_ON_ONE_RANK = ("data=synthetic", "mesh=single", "optimizer=sgd")
 MOST_ERROR, LEAST_ORDERED = 0.15, 0.9
 """Targets: the median error, and the share of pairs in the right order."""
 
@@ -91,11 +95,14 @@ def main(words: Sequence[str]) -> int:
 
 def step_times(model: str, acs: Sequence[str], *, rounds: int, hardware: Hardware) -> Iterator[StepTime]:
     """Yield the time of each variant of a model, measured in turns."""
-    chosen = experiments([f"model={model}", f"ac={ac}", "data=synthetic", "mesh=single"] for ac in acs)
+    chosen = experiments([f"model={model}", *f"ac={ac}".split(), *_ON_ONE_RANK] for ac in acs)
     device = torch.device("cpu")
     seconds = timed_on(hardware)
-    predicted = [seconds(step_of(each, "cpu").trace).step_s for each in chosen]
-    steps = [harness_step(each, batches(each, device, 0)(0)) for each in chosen]
+    with TemporaryDirectory() as folder:
+        files = (Path(folder, str(number)) for number in range(len(chosen)))
+        chosen = list(map(planned_on_fake_rank, chosen, repeat("cpu"), files))
+        predicted = [seconds(step_of(each, "cpu").trace).step_s for each in chosen]
+        steps = [harness_step(each, batches(each, device, 0)(0)) for each in chosen]
     times_s = in_turns(steps, warmup=UNMEASURED_STEPS, turns=rounds, clock=process_time_s)
     for ac, expected_s, times in zip(acs, predicted, times_s, strict=True):
         yield StepTime(

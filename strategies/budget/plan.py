@@ -214,7 +214,7 @@ class Plan:
         lower_bound_autograd_flops: none that runs backward as the step does, and only keeps, moves or makes
             again what backward asks for (see `planning/autograd_bound`); not below `lower_bound_extra_flops`.
         extra_s: seconds of what runs again, of tapes, and of waiting for the host, by the machine's numbers.
-        objective: what is least (see `Cost`); `flops`, too, where `both` chooses the plan of the fewest FLOPs.
+        objective: what is least (see `Cost`); `flops`, too, where of `both` the fewest FLOPs are best.
         executor: who carries it out: `eager`, or `compiled` by partitions of the graphs of blocks.
         model: fingerprint of what the plan was made for: names, numbers of operators, shapes.
         versions: versions that the plan was made with, by name.

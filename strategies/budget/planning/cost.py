@@ -1,4 +1,4 @@
-"""What a plan makes least."""
+"""The cost that a plan makes least."""
 
 from __future__ import annotations
 
