@@ -17,6 +17,7 @@ from strategies.budget.eager import carrying_out, first_call
 from strategies.budget.export import operator_modules, words_of_others
 from strategies.budget.plan import Plan, bounded
 from strategies.budget.planning import known_plans, planner
+from strategies.budget.planning.cost import Objective
 from strategies.regions import blocks, region
 from strategies.step import plan_capture
 
@@ -278,7 +279,7 @@ class Budget(ActivationCheckpointing):
         found: Mapping[str, nn.Module] = {}
         of_executor: Callable[[Plan], Plan] = _same
         ways: list[known_plans.WayToPlan] = []
-        objective = cast("known_plans.Objective", self.objective)
+        objective = cast("Objective", self.objective)
         if self.needs_compiler and objective == "both":  # compiled code has no tapes
             objective = "flops"
         most: Callable[..., tuple[int, ...]] = alone
