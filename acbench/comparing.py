@@ -35,6 +35,7 @@ from harness.trial.distance import measured_bound
 from harness.trial.twin_step import TwinStep
 from strategies import Strategy, StrategyError, ac_variants, generators
 from strategies.regions.block_search import FoundBlocks, search_blocks
+from strategies.regions.blocks import classes_outside
 
 Variant: TypeAlias = str | Strategy | Callable[[Any], Any]
 """A name of ours, a strategy, or a function that takes the model and returns the one to use."""
@@ -284,7 +285,10 @@ class _Case:
             return ac_variants["none"]()
         found = self._blocks
         if found is None:
-            raise ConfigError("variants", f"{variant!r} needs blocks, and no module of the model repeats")
+            problem = f"{variant!r} needs blocks, and no module of the model repeats"
+            name = next(iter(classes_outside(self._without_memory)), "…")
+            remedy = f"pass acbench.strategies[{variant!r}](module_classes=[{name!r}])"
+            raise ConfigError("variants", f"{problem}; where one is called several times, {remedy}")
         named = {"layers_fqn": found.layers_fqn, "module_classes": found.module_classes}
         cls = ac_variants[variant]
         known = getattr(cls, "__dataclass_fields__", {})
@@ -371,12 +375,16 @@ class _Case:
         return self.report(self._workshop, is_variant=False)
 
     @cached_property
-    def _blocks(self) -> FoundBlocks | None:
+    def _without_memory(self) -> nn.Module:
         with generators.restored(), torch.device("meta"):
             made = self._make()
         if not isinstance(made, nn.Module):
             raise ConfigError("make", f"must return an nn.Module, got {type(made).__name__}")
-        return search_blocks(made)
+        return made
+
+    @cached_property
+    def _blocks(self) -> FoundBlocks | None:
+        return search_blocks(self._without_memory)
 
 
 def _named(variants: Sequence[Variant] | Mapping[str, Variant]) -> dict[str, Variant]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from acbench.html import html_table
-from harness.command_line.fit_words import hardware_named
+from harness.command_line.fit_words import hardware_named, in_words_of_program
 from harness.errors import ConfigError, require_one_of
 from harness.experiment.data import Synthetic
 from harness.experiment.experiment import Experiment
@@ -56,6 +56,8 @@ def fit(
     on: str | None = None,
     loss_fn: Callable[[Any], Any] | None = None,
     *,
+    layers_fqn: str = "",
+    module_classes: Sequence[str] = (),
     gib: float | None = None,
     dtype: str = "own",
     margin: float = MARGIN,
@@ -74,6 +76,9 @@ def fit(
         on: a name of `conf/hardware`, such as `rtx4090`; without it, and without `gib`, the device at hand.
         loss_fn: takes what the model returns and gives a scalar; by default the `loss` field of the output,
             else the sum of means of its floating-point tensors.
+        layers_fqn: container of the blocks, as strategies take it; by default blocks are found.
+        module_classes: class names of the blocks, as strategies take them; they win over `layers_fqn`. They
+            name a block that is no child of a container, and that forward calls several times.
         gib: GiB that a step may take.
         dtype: `own` (as the model is made), `fp32`, `bf16`, or `bf16_mixed`, which is autocast.
         margin: share of the usable bytes that stays free.
@@ -90,15 +95,17 @@ def fit(
     if not 0 <= margin < 1:
         raise ConfigError("margin", f"must be in [0, 1), got {margin}")
     hardware = hardware_named(on, gib)
-    with handed_over(make, batch, loss_fn) as (spec, rows), progress_shown() as tell:
+    named = Full(layers_fqn=layers_fqn, module_classes=cast("Any", module_classes))
+    is_found = not (layers_fqn or module_classes)
+    with in_words_of_program(), handed_over(make, batch, loss_fn) as (spec, rows), progress_shown() as tell:
         with generators.restored(), torch.device("meta"):
-            found = search_blocks(spec.build())
-        layers_fqn = "" if found is None else found.layers_fqn
-        classes = () if found is None else found.module_classes
+            found = search_blocks(spec.build()) if is_found else None
+        if found is not None:
+            named = Full(layers_fqn=found.layers_fqn, module_classes=found.module_classes)
         experiment = Experiment(
-            model=dataclasses.replace(spec, layers_fqn=layers_fqn),
+            model=dataclasses.replace(spec, layers_fqn=named.layers_fqn),
             mesh=Mesh(),
-            ac=Full(layers_fqn=layers_fqn, module_classes=classes),
+            ac=named,
             chunk=chunk_variants["none"](),
             shard=shard_variants["none"](),
             data=Synthetic(),
@@ -110,7 +117,7 @@ def fit(
             label=spec.name,
             experiment=experiment,
             hardware=hardware,
-            is_found=True,
+            is_found=is_found,
             margin=margin,
             has_batch=rows is not None,
             most_parameters=_MOST_PARAMETERS,

@@ -32,6 +32,7 @@ LONG = (
     "tests/strategies/ac/test_budget.py",
     "tests/harness/command_line/",
     "tests/harness/fit/",
+    "tests/docs/test_several_losses.py",
     "tests/acbench/",
     "tests/bench/",
     "tests/strategies/shard/operators/test_operators.py",

@@ -39,6 +39,9 @@ _SAID_AS = (
     (re.compile(r"\bmodel\.config_class\b"), "FACTORY"),
     (re.compile(r"\bmodel\.layers_fqn\b"), "--blocks"),
     (re.compile(r"\bmodel\.(?=\w)"), ""),
+    (re.compile(r"ac\.module_classes=\[(\w+)\]"), r"--blocks \1"),
+    (re.compile(r" \(in a program module_classes=\S+\)"), ""),
+    (re.compile(r"\bac\.module_classes\b"), "--blocks"),
     (re.compile(r"\bbatch_size\b"), "--batch"),
     (re.compile(r"\bsequence_length\b"), "--seq"),
     (re.compile(r"\bmesh\.(?=\w)"), "--mesh "),
@@ -47,6 +50,13 @@ _SAID_AS = (
     (re.compile(r"^hardware\b"), "--on"),
 )
 """How messages about a configuration name what was typed here."""
+
+_IN_PROGRAM = (
+    (re.compile(r"\bmodel\.factory\b"), "make"),
+    (re.compile(r"ac\.module_classes=\[(\w+)\]"), r'module_classes=["\1"]'),
+    (re.compile(r" \(in a program module_classes=\S+\)"), ""),
+)
+"""How they name arguments of `acbench.fit`."""
 
 _DESCRIPTION = """\
 Say what to switch on so that training a model fits a device: every option is predicted without building the
@@ -107,7 +117,9 @@ def parser() -> argparse.ArgumentParser:
     shown.add_argument("--dtype", help="fp32, bf16, bf16_mixed; default: as the model is made, or fp32")
     shown.add_argument("--mesh", metavar="SIZES", help="dp_shard=8,tp=2, or a mesh that ships (shard2)")
     shown.add_argument(
-        "--blocks", metavar="NAME", help="container or class of the blocks; default: they are found"
+        "--blocks",
+        metavar="NAME",
+        help="container of the blocks, or their class or classes (Encoder,Decoder); default: they are found",
     )
     shown.add_argument("--json", action="store_true", help="print the answer as one JSON object")
     shown.add_argument(
@@ -144,7 +156,7 @@ def asked(words: Sequence[str]) -> Asked:
             label=typed.factory,
             experiment=experiment,
             hardware=hardware,
-            is_found=fields["model"].get("layers_fqn", "") is None,
+            is_found=typed.blocks is None and fields["model"].get("layers_fqn", "") is None,
             factory=typed.factory if is_factory else None,
             has_batch=fixed is None,
             margin=MARGIN,
@@ -176,8 +188,17 @@ def in_words_of_fit() -> Iterator[None]:
         raise ConfigError(_said(error.where), _said(error.problem)) from error
 
 
-def _said(text: str) -> str:
-    for pattern, words in _SAID_AS:
+@contextmanager
+def in_words_of_program() -> Iterator[None]:
+    """Let refusals name the arguments of a function."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(*(_said(each, _IN_PROGRAM) for each in (error.where, error.problem))) from error
+
+
+def _said(text: str, said_as: Sequence[tuple[re.Pattern[str], str]] = _SAID_AS) -> str:
+    for pattern, words in said_as:
         text = pattern.sub(words, text)
     return text
 
@@ -232,8 +253,9 @@ def _composed(typed: argparse.Namespace, values: Mapping[str, Any]) -> DictConfi
         if value is not None
     }
     if typed.blocks is not None:
-        is_class = typed.blocks[:1].isupper() and "." not in typed.blocks
-        changes |= {"ac.module_classes": [typed.blocks]} if is_class else {"model.layers_fqn": typed.blocks}
+        names = typed.blocks.split(",")
+        is_class = len(names) > 1 or (typed.blocks[:1].isupper() and "." not in typed.blocks)
+        changes |= {"ac.module_classes": names} if is_class else {"model.layers_fqn": typed.blocks}
     for name, value in changes.items():
         OmegaConf.update(config, name, value, force_add=True)
     return config

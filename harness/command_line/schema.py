@@ -166,7 +166,7 @@ def words_of_found(fields: Mapping[str, Any], search: Search = searched_here) ->
         _Written(text=repr(fields["model"]), value=fields["model"]), _deadline_s(fields), search
     )
     if found is None:
-        return "model.layers_fqn='' (no blocks found)"
+        return "model.layers_fqn='' (no blocks found: ac.module_classes=[…] names the class of a shared one)"
     named = f" ac.module_classes=[{','.join(found.module_classes)}]" if found.module_classes else ""
     return f"model.layers_fqn={found.layers_fqn or repr('')}{named} (found: {found.words})"
 

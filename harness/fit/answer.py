@@ -27,6 +27,7 @@ from harness.report.facts.number_words import human_bytes
 from harness.trial.models_error import raised_by_model
 from strategies import StrategyError
 
+_GIB = 1 << 30
 _NOT_KNOWN_OF_GPU = (
     "bytes are those of CPU kernels, exact here; a GPU's attention and optimizer have other temporaries"
 )
@@ -42,7 +43,9 @@ class Answer:
         use: the option to use; `None` where nothing fits.
         options: all that were predicted, `use` among them.
         unknown: sentences on what is not known.
-        remedies: where nothing fits, what would.
+        remedies: where nothing fits, what would; each was tried.
+        least_plan_bytes: where nothing fits, what a step needs under the smallest plan of `ac=budget`; `None`
+            where no plan was sought.
     """
 
     subject: Subject
@@ -51,6 +54,7 @@ class Answer:
     options: tuple[Option, ...]
     unknown: tuple[str, ...] = ()
     remedies: tuple[str, ...] = ()
+    least_plan_bytes: int | None = None
 
     @property
     def plain(self) -> Option:
@@ -131,6 +135,7 @@ class Answer:
             "command": self.command,
             "unknown": list(self.unknown),
             "remedies": list(self.remedies),
+            "least_plan_bytes": self.least_plan_bytes,
         }
 
 
@@ -160,11 +165,12 @@ def answer(
             options, said = _all_proven(found, options, tell)
         unknown = [*said, *subject.notes, *found.notes]
         use = chosen(options)
+        least_plan_bytes = found.least_plan_bytes() if use is None else None
     if subject.hardware.device != "cpu":
         unknown.append(_NOT_KNOWN_OF_GPU)
     if plain.assumes:
         unknown.append(f"assuming that {'; '.join(plain.assumes)}")
-    remedies = () if use is not None else tuple(_remedies(subject, options))
+    remedies = () if use is not None else tuple(_remedies(subject, options, least_plan_bytes))
     return Answer(
         subject=subject,
         blocks=blocks,
@@ -172,6 +178,7 @@ def answer(
         options=tuple(options),
         unknown=tuple(dict.fromkeys(unknown)),
         remedies=remedies,
+        least_plan_bytes=least_plan_bytes,
     )
 
 
@@ -228,11 +235,12 @@ def _plain_step(subject: Subject) -> FakeStep:
         if raised is None:
             raise
         said = " ".join(raised.splitlines())
-        raise ConfigError("FACTORY", f"the plain step raised {said}; acbench runs it with data") from error
+        problem = f"the plain step raised {said}; acbench runs it with data"
+        raise ConfigError("model.factory", problem) from error
 
 
-def _remedies(subject: Subject, options: list[Option]) -> list[str]:
-    """Return what would fit: a smaller batch, more ranks."""
+def _remedies(subject: Subject, options: list[Option], least_plan_bytes: int | None) -> list[str]:
+    """Return what would fit: a smaller batch, more ranks, a larger device."""
     found = []
     options = [each for each in options if each.verdict != "differs"]
     largest = max(options, key=lambda each: each.largest_batch or 0)
@@ -242,8 +250,11 @@ def _remedies(subject: Subject, options: list[Option]) -> list[str]:
     sharded = _ranks(subject, least.experiment)
     if sharded is not None:
         found.append(f"--mesh dp_shard={sharded}{_under(least, 'with')}")
-    needed = human_bytes(math.ceil(least.peak_bytes / (1 - subject.margin)))
-    return found or [f"a device with {needed} usable{_under(least, 'for')}"]
+    least_bytes = min(each for each in (least.peak_bytes, least_plan_bytes) if each is not None)
+    needed = math.ceil(least_bytes / (1 - subject.margin))
+    gib = math.ceil(needed / _GIB * 1e6) / 1e6
+    under = " for budget" if least_bytes < least.peak_bytes else _under(least, "for")
+    return [*found, f"a device with {human_bytes(needed)} usable{under} (--gib {gib:g})"]
 
 
 def _under(option: Option, word: str) -> str:
@@ -254,11 +265,12 @@ def _under(option: Option, word: str) -> str:
 def _ranks(subject: Subject, experiment: Experiment) -> int | None:
     """Return the fewest ranks whose shards fit; `None` where none do, or the step cannot be sharded so."""
     mesh = replace(experiment.mesh, dp_shard=1)
+    hardware = replace(subject.hardware, usable_gib=subject.limit_bytes / _GIB)
     try:
         solved, _ = solve(
             replace(experiment, mesh=mesh),
             "mesh.dp_shard",
-            subject.hardware,
+            hardware,
             lambda each: step_of(each, "cpu").memory,
         )
     except (ConfigError, StrategyError):

@@ -25,6 +25,7 @@ from harness.report.facts.number_words import human_bytes
 from strategies import RunnableStep, StrategyError, chunk_variants
 from strategies.ac.file import File
 from strategies.budget.export.operator_modules import heavy_operators
+from strategies.budget.planning.planner import BudgetBelowMinimum
 from strategies.regions.blocks import find_blocks
 from strategies.written.file_text import BlockRules, offloading_file, recomputing_file, rules_file
 from strategies.written.heavy_operators import HeavyOperator, rules_for
@@ -52,6 +53,7 @@ class Predictions:
     tell: Callable[[str], None]
     options: list[Option] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    _least_budget_bytes: int | None = None
     _heavy: Mapping[str, Sequence[HeavyOperator]] | None = None
     _steps: dict[str, FakeStep] = field(default_factory=dict)
 
@@ -156,6 +158,15 @@ class Predictions:
         return replace(
             option, largest_batch=largest_batch(memory, experiment.batch_size, limit, unit, memory_of)
         )
+
+    def least_plan_bytes(self) -> int | None:
+        """Return what a step needs under the smallest plan; `None` where none was sought, or one fits."""
+        if self._least_budget_bytes is None:
+            return None
+        self.tell("the smallest plan of ac=budget")
+        asked = self.subject.variant("budget", budget_gib=self._least_budget_bytes / _GIB)
+        planned = planned_on_fake_rank(asked, _DEVICE, self.folder / "least_plan.json")
+        return self.subject.hardware.needed_bytes(step_of(planned, _DEVICE).memory)
 
     def _fits(self, variant: str) -> bool:
         return any(each.fits for each in self.options if each.variant == variant)
@@ -265,6 +276,8 @@ class Predictions:
             )
         except (ConfigError, StrategyError) as error:
             self.notes.append(f"budget has no plan: {error}")
+            if isinstance(error.__cause__, BudgetBelowMinimum):
+                self._least_budget_bytes = error.__cause__.minimum_feasible_bytes
 
     def _operators(self, blocks: Sequence[str]) -> dict[str, Sequence[HeavyOperator]]:
         """Return the operators of some blocks that cost FLOPs."""

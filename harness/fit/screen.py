@@ -29,6 +29,8 @@ def _use(answer: Answer) -> str:
         least = min(equal, key=lambda each: each.peak_bytes)
         name = "the plain step" if least.variant == "none" else least.variant
         needed = f"the least is {name} with {human_bytes(least.peak_bytes)}"
+        if answer.least_plan_bytes is not None:
+            needed += f", the smallest plan of budget has {human_bytes(answer.least_plan_bytes)}"
         would = "; or ".join(answer.remedies)
         return f"NOTHING FITS {answer.subject.hardware.name}: {needed}. What would: {would}"
     if use.variant == "none":

@@ -15,7 +15,7 @@ from harness.predict.hardware import Hardware
 from harness.report.facts.number_words import human_bytes
 from strategies import ac_variants, generators
 from strategies.regions.block_search import counted, is_under
-from strategies.regions.blocks import find_blocks, plain_class
+from strategies.regions.blocks import by_class, classes_outside, find_blocks, plain_class
 
 MARGIN = 0.05
 """Share of the usable bytes that stays free: kernels of a GPU have other temporaries than those traced."""
@@ -148,8 +148,9 @@ def blocks_of(subject: Subject, saved_by_module: Mapping[str, int]) -> Blocks:
             saved[class_of.get(fqn, type(model).__name__)] += count
         classes = ", ".join(f"{name} {human_bytes(count)}" for name, count in saved.most_common(5))
         problem = f"no blocks found in {type(model).__name__}: no module of it repeats"
-        remedy = "name a container or class with --blocks, or put what repeats into a ModuleList"
-        raise ConfigError("FACTORY", f"{problem}; its classes save {classes or 'nothing'}; {remedy}")
+        way_out = by_class(classes_outside(model))
+        remedy = "; or ".join(filter(None, [way_out, "put what repeats into a ModuleList"]))
+        raise ConfigError("model.factory", f"{problem}; its classes save {classes or 'nothing'}; {remedy}")
     found = find_blocks(model, **named)
     covered, outside = 0, Counter[str]()
     for fqn, count in saved_by_module.items():

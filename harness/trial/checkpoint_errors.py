@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FunctionType, MethodType, TracebackType
 from typing import Any
 
@@ -64,9 +64,9 @@ def described(error: CheckpointError, loss: Tensor, model: nn.Module) -> Checkpo
             f"read ctx.saved_tensors once, into names. {torchs_words}"
         )
     needed = f", needed by operator {operator!r}" if operator else ""
+    cause = _growing(unpacking) or "perhaps something that it reads has changed since"
     return CheckpointError(
-        f"the recomputation of {block} does not repeat its forward{needed}: perhaps something that it "
-        f"reads has changed since. {torchs_words}"
+        f"the recomputation of {block} does not repeat its forward{needed}: {cause}. {torchs_words}"
     )
 
 
@@ -102,7 +102,9 @@ def explained(error: Exception, loss: Tensor, model: nn.Module) -> RuntimeError 
     block = _block_of(unpacking["frame"].recompute_fn, model)
     torchs_words = last_words(error).message.partition(" Hint: ")[0].strip()
     if meaning is None:
-        return RuntimeError(f"the recomputation of {block} raises {type(error).__name__}: {torchs_words}")
+        cause = _growing(unpacking)
+        said = f"the recomputation of {block} raises {type(error).__name__}: {torchs_words}"
+        return RuntimeError(f"{said}; {cause}" if cause else said)
     return RuntimeError(f"{block} cannot be recomputed: {meaning}. {torchs_words}")
 
 
@@ -114,6 +116,17 @@ def _unpacking(trace: TracebackType | None) -> dict[str, Any] | None:
             return found
         trace = trace.tb_next
     return None
+
+
+def _growing(unpacking: Mapping[str, Any]) -> str:
+    """Return what to do where a region got a list, which its caller may change; nothing where it did not.
+
+    Torch keeps such an argument as it is, not what was in it: blocks of a DenseNet get one that grows.
+    """
+    if not any(isinstance(each, list) for each in unpacking.get("args", ())):
+        return ""
+    remedy = "call the block with list(x), a copy, or use ac=offload, ac=nested or ac=budget"
+    return f"it gets a list, which may have changed since forward; {remedy}"
 
 
 def _first_unlike(frame: Any, torchs_words: str, asked: Any) -> Any:

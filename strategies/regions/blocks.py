@@ -7,7 +7,7 @@ dynamic class before the user's. Names given and names shown are those of the pl
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -19,6 +19,8 @@ from strategies.base import StrategyError
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _WRAPPED_NAMES = frozenset({"_fsdp_wrapped_module", "_orig_mod"})
+_MOST_CLASSES = 4
+"""Classes that a message proposes."""
 
 
 class Disguised:
@@ -60,7 +62,42 @@ def find_blocks(
     """
     if module_classes:
         return _by_class(model, module_classes)
-    return children_of(model, layers_fqn)
+    try:
+        return children_of(model, layers_fqn)
+    except StrategyError as error:
+        way_out = by_class(classes_outside(model))
+        raise StrategyError(error.where, error.problem + (way_out and f"; or {way_out}")) from None
+
+
+def classes_outside(model: nn.Module) -> list[str]:
+    """Return the classes of modules with parts that no container of blocks holds, and that hold none.
+
+    One that forward calls several times is a block, and nothing in the tree of modules says so.
+    """
+    modules = dict(plain_named_modules(model))
+    boxes = [
+        name
+        for name, box in modules.items()
+        if isinstance(box, CONTAINERS) and any(any(child.children()) for child in box.children())
+    ]
+    found = (
+        plain_class(module).__name__
+        for name, module in modules.items()
+        if name
+        and not isinstance(module, CONTAINERS)
+        and any(module.children())
+        and any(True for _ in module.parameters())
+        and not any(f"{name}.".startswith(f"{box}.") or f"{box}.".startswith(f"{name}.") for box in boxes)
+    )
+    return list(dict.fromkeys(found))
+
+
+def by_class(classes: Sequence[str]) -> str:
+    """Return how blocks are named by class, on the command line and in a program; nothing without one."""
+    if not classes:
+        return ""
+    named = " or ".join(f"ac.module_classes=[{name}]" for name in classes[:_MOST_CLASSES])
+    return f"name blocks by their class, {named} (in a program module_classes=[{classes[0]!r}])"
 
 
 def children_of(model: nn.Module, layers_fqn: str) -> dict[str, nn.Module]:

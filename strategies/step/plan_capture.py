@@ -35,6 +35,7 @@ from strategies.regions.recomputation import can_run_again
 from strategies.regions.region import Region, Unobserved, enclose, region_of
 from strategies.regions.rewind import python_state
 from strategies.regions.saved_tensors import Packed, hooks_around, kept, local_of, placed_as, unpacked
+from strategies.regions.split_backward import runs_again
 from strategies.step.before_blocks import Before, join, joined, signature_of
 from strategies.step.call_sizes import input_sizes, parameter_sizes, sizes_of
 from strategies.step.late_value import JustSaved, given
@@ -61,6 +62,8 @@ RunStep: TypeAlias = Callable[[], object]
 
 _CHECKPOINT = "torch.utils.checkpoint."
 _REFUSES_HOOKS = "don't yet support saved tensor hooks"
+_OWN_HOOKS = "have checkpoints of their own, or other hooks on saved tensors"
+_TWICE = "backward runs through a second time, as retain_graph and create_graph let it"
 
 
 def capture(
@@ -289,7 +292,8 @@ class _Watch(StepRecorder):
     def _note_in(self, call: BlockCall) -> None:
         call.operators.append(len(self._operators) - 1)
         hooks = hooks_around()
-        call.has_own_hooks |= hooks is not None and hooks[0] is not self._pack
+        if hooks is not None and hooks[0] is not self._pack:
+            call.stays_because = _OWN_HOOKS
 
     def _planned(
         self, recorded: RecordedOperator, func: Any, args: tuple[Any, ...], *, has_drawn: bool
@@ -468,6 +472,9 @@ class _Watch(StepRecorder):
         def unpack() -> Tensor:
             """Return what backward gets."""
             self._note_asked(facts)
+            if saving.is_done:
+                self.calls[call].stays_because = _TWICE
+            saving.is_done = not runs_again()
             if not saving.is_late:
                 return redeem()
             late = partial(redeem)
@@ -590,7 +597,8 @@ class _Watch(StepRecorder):
                 call.unasked.add(each.storage)
             elif not each.asked:
                 call.dropped[each.storage] = max(released, call.dropped.get(each.storage, -1))
-            found = call.redemptions if self._is_planned(each.storage, each.call) else call.shared
+            is_planned = call.stays_because != _TWICE and self._is_planned(each.storage, each.call)
+            found = call.redemptions if is_planned else call.shared
             for number, moment, node in each.asked:
                 until = deaths[number]
                 times = {"moment": moment, "until": until, "node_until": max(until, each.node_until)}
@@ -688,6 +696,7 @@ class _Saving:
         asked: life of each copy that backward got, the moment, and the name of the node that asked for it.
         released: moment at which the graph let go of it; `None` where it never did.
         is_late: whether backward reads it later than it asks for it.
+        is_done: whether its node has run for the last time, as far as the engine of autograd knew.
         node_until: last moment at which its node has what becomes the value when it is read.
     """
 
@@ -698,6 +707,7 @@ class _Saving:
     released: int | None = None
     node_until: int = -1
     is_late: bool = False
+    is_done: bool = False
 
 
 def _sizes_over_time(changes: Sequence[tuple[int, int]], number: int) -> list[tuple[int, int]]:

@@ -110,7 +110,7 @@ class BlockCall:
         unasked: storages that the graph holds after forward, and that backward does not ask for.
         dropped: the last moment at which the graph holds each storage that it saves for nodes which are gone
             when forward ends, because nobody goes on with what they gave.
-        has_own_hooks: whether code within packs what autograd saves, as a checkpoint does.
+        stays_because: why no plan decides about it, as the end of a sentence; empty where plans do.
         modules: plain FQNs of the modules next to the blocks whose forwards, one after another, are this one;
             empty of a block.
         caller: FQN of the module that calls the block, of whose operators before it some belong to this call;
@@ -130,7 +130,7 @@ class BlockCall:
     inputs: dict[int, int] = field(default_factory=dict)
     unasked: set[int] = field(default_factory=set)
     dropped: dict[int, int] = field(default_factory=dict)
-    has_own_hooks: bool = False
+    stays_because: str = ""
     modules: list[str] = field(default_factory=list)
     caller: str | None = None
     caller_sizes: tuple[TensorSize, ...] = ()

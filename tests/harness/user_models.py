@@ -42,6 +42,32 @@ class Block(nn.Module):
         return output
 
 
+class Body(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = x + self.down(self.up(x).relu())
+        return outputs
+
+
+class SharedBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Body()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(4):
+            x = self.body(x)
+        return x
+
+
+def shared_block() -> Any:
+    """Return a model whose one block is a plain attribute, called four times."""
+    return SharedBlock(), (torch.randn(4, 8),), torch.mean
+
+
 def too_large_for_any_machine(given: str) -> Any:
     """Return a model of 4 TB, which exists without memory alone, with an example or samples."""
     model = nn.Linear(1 << 20, 1 << 20, bias=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from harness.errors import ConfigError
+from strategies.regions.blocks import by_class, classes_outside
 
 
 def require_container(model: nn.Module, layers_fqn: str, where: str = "model.layers_fqn") -> None:
@@ -17,7 +18,8 @@ def require_container(model: nn.Module, layers_fqn: str, where: str = "model.lay
         return
     containers = [fqn for fqn, module in model.named_modules() if fqn and is_container(module)]
     if layers_fqn not in containers:
-        options = f"containers here: {', '.join(containers)}" if containers else "this model has none"
+        way_out = by_class(classes_outside(model)) or "this model has none"
+        options = f"containers here: {', '.join(containers)}" if containers else way_out
         problem = f"must name a ModuleList, ModuleDict or Sequential of {type(model).__name__}"
         raise ConfigError(where, f"{problem}, got {layers_fqn!r}; {options}")
 

@@ -219,7 +219,8 @@ class PlansAtFirstCall(Unobserved):
                 f"{waiting + 1} calls of the model would wait for backward and may need {needed} bytes; "
                 f"the plan of the first call keeps {made.plan.budget_bytes} bytes for one"
             )
-            raise StrategyError("ac", f"{problem}; run backward of a call before the next, or use ac=full")
+            remedy = f"run backward of a call before the next; or {_REMEDY}, for the step with all calls"
+            raise StrategyError("ac", f"{problem}; {remedy}; or use ac=full")
 
     def _made_for(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Made:
         """Return the plan for the smallest known inputs that are at least as large as these.

@@ -94,7 +94,7 @@ class Chains:
     def _is_possible(self, index: int) -> bool:
         """Say whether a call may be in a chain."""
         call, program = self._graph.calls[index], self._callers[index].call.program
-        is_alone = self._count[call.fqn] == 1 and not call.modules and not call.has_own_hooks
+        is_alone = self._count[call.fqn] == 1 and not call.modules and not call.stays_because
         return is_alone and bool(program.asked) and not program.asks_in_forward
 
     def _follows(self, index: int) -> bool:

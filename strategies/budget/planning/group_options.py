@@ -147,7 +147,7 @@ class Groups:
         """Say whether a call may be in a group: all of it can run again, nothing has to stay."""
         program, options = self._callers[index].call.program, self._options[index]
         call = self._graph.calls[index]
-        if len(options) == 1 or call.has_own_hooks or call.modules:
+        if len(options) == 1 or call.stays_because or call.modules:
             return False
         # the second forward runs operator by operator, and counts bytes unit by unit
         ends = [(unit.operators[0], unit.operators[-1]) for unit in program.units]

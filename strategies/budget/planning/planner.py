@@ -648,9 +648,8 @@ class Planner:
     def _why_unplanned(self) -> dict[str, str]:
         """Return why a plan decides nothing, or not all, about a block, by FQN."""
         calls = Counter(call.fqn for call in self._graph.calls)
-        return own_hooks(self._graph) | {
-            fqn: f"are called {count} times in a step" for fqn, count in calls.items() if count > 1
-        }
+        called = {fqn: f"are called {count} times in a step" for fqn, count in calls.items() if count > 1}
+        return called | staying(self._graph)
 
     def _model(self) -> dict[str, str]:
         graph = self._graph
@@ -666,10 +665,9 @@ def _priced(stages: Sequence[Stage], cost: Cost) -> list[Stage]:
     return [replace(stage, options=known[id(stage.options)]) for stage in stages]
 
 
-def own_hooks(graph: StepGraph) -> dict[str, str]:
-    """Return the blocks whose checkpoints no plan decides about, with that reason."""
-    own = "have checkpoints of their own, or other hooks on saved tensors"
-    return {call.fqn: own for call in graph.calls if call.has_own_hooks}
+def staying(graph: StepGraph) -> dict[str, str]:
+    """Return the blocks that have a call which no plan decides about, with its reason."""
+    return {call.fqn: call.stays_because for call in graph.calls if call.stays_because}
 
 
 def _limits(unplanned: Mapping[str, str]) -> str:

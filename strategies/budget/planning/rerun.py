@@ -120,7 +120,7 @@ def _may_run(graph: StepGraph, call: BlockCall, own: Sequence[StepOperator], ask
     """Say whether a call's forward may run twice: it changes nothing."""
     made = {storage for each in own for storage in each.makes}
     is_alone = sum(each.fqn == call.fqn for each in graph.calls) == 1
-    is_plain = not (call.modules or call.has_own_hooks or call.unasked) and asked >= call.end
+    is_plain = not (call.modules or call.stays_because or call.unasked) and asked >= call.end
     return (
         call.checkpointed.is_possible
         and not call.checkpointed.waiting

@@ -28,7 +28,7 @@ import numpy as np
 from strategies.budget.planning.block_choice import Span, Stage, cheapest, smallest_budget
 from strategies.budget.planning.block_options import CallOptions, Option
 from strategies.budget.planning.cost import Cost
-from strategies.budget.planning.planner import Chosen, Planner, own_hooks
+from strategies.budget.planning.planner import Chosen, Planner, staying
 from strategies.budget.planning.simulation import PLAIN, Decision, Effect, joined
 
 _MOST_MOMENTS = 2
@@ -220,11 +220,12 @@ class ScheduledPlanner(Planner):
         for number, call in enumerate(self._calls):
             by_block.setdefault(call.fqn, []).append(number)
         each = "for each micro-batch" if self.stages else "in each of their calls"
-        return own_hooks(self._graph) | {
+        unlike = {
             fqn: f"do not run alike {each}"
             for fqn, numbers in by_block.items()
             if not self._is_alike(numbers)
         }
+        return unlike | staying(self._graph)
 
 
 def _left(option: Option) -> int:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -188,6 +189,10 @@ def test_a_defect_of_ours_is_not_said_to_be_the_models(monkeypatch: pytest.Monke
 
 
 FACTORY = "tests.harness.user_models"
+SHARED = (
+    "SharedBlock: no module of it repeats; its classes save Body 2.4 KiB; name blocks by their class, "
+    "--blocks Body; or put what repeats into a ModuleList"
+)
 
 
 def test_an_option_that_differs_has_no_file_and_a_remedy(
@@ -262,6 +267,9 @@ def test_a_model_that_knows_fewer_tokens_is_unproven(
         pytest.param(f"{FACTORY}:healthy widht=3", "widht: 'tests.harness.user_models:healthy' has no such argument; ", id="argument"),
         pytest.param(f"{FACTORY}:too_large_for_any_machine", "FACTORY: 'tests.harness.user_models:too_large_for_any_machine' raised TypeError: ", id="needs an argument"),
         pytest.param(f"{FACTORY}:too_large_for_any_machine given=example", "FACTORY: no blocks found in Linear: ", id="no blocks"),
+        pytest.param(f"{FACTORY}:shared_block", f"FACTORY: no blocks found in {SHARED}", id="a shared block"),
+        pytest.param(f"{FACTORY}:shared_block --blocks body", "--blocks: must name a ModuleList, ModuleDict or Sequential of SharedBlock, got 'body'; name blocks by their class, --blocks Body\n", id="no container"),
+        pytest.param(f"{FACTORY}:shared_block --blocks Bdy", "--blocks: 'Bdy' is no class of a module in SharedBlock; did you mean 'Body'? classes are: Body, Linear", id="no class"),
         pytest.param(f"{FACTORY}:raises", "FACTORY: the plain step raised ValueError: the width is odd (user_models.py, line ", id="the model raises"),
     ],
 )  # fmt: skip
@@ -294,7 +302,19 @@ def test_a_file_that_needs_acbench_says_what_proves_it() -> None:
     )
 
 
-def test_a_device_is_named_with_its_bytes_and_no_option_that_is_none() -> None:
+@pytest.mark.parametrize(
+    ("least_plan_bytes", "named"),
+    [
+        pytest.param(None, "a device with 20.0 MiB usable (--gib 0.019532)", id="no plan was sought"),
+        pytest.param(20 << 20, "a device with 20.0 MiB usable (--gib 0.019532)", id="plans need more"),
+        pytest.param(
+            9 << 20, "a device with 9.5 MiB usable for budget (--gib 0.009252)", id="a plan is the least"
+        ),
+    ],
+)
+def test_a_device_is_named_with_its_bytes_and_no_option_that_is_none(
+    least_plan_bytes: int | None, named: str
+) -> None:
     option = SimpleNamespace(
         variant="none", verdict="neutral", largest_batch=0, peak_bytes=19 << 20, experiment=None
     )
@@ -302,4 +322,21 @@ def test_a_device_is_named_with_its_bytes_and_no_option_that_is_none() -> None:
     subject = SimpleNamespace(margin=0.05)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("harness.fit.answer._ranks", lambda *_given: None)
-        assert _remedies(subject, [option, wrong]) == ["a device with 20.0 MiB usable"]  # type: ignore[arg-type,list-item]
+        assert _remedies(subject, [option, wrong], least_plan_bytes) == [named]  # type: ignore[arg-type,list-item]
+
+
+@pytest.mark.slow
+def test_what_would_fit_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--no-proof", "--out", str(tmp_path / "fit")]
+    assert run([*TINY, "--gib", "0.0012", "--json", *words]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["plain"]["peak_bytes"] > found["least_plan_bytes"] > found["usable_bytes"]
+    assert min(each["peak_bytes"] for each in found["options"]) > found["usable_bytes"] * (
+        1 - found["margin"]
+    )
+    named = [re.findall(r"--(?:batch|mesh|gib) [\w.=]+", each) for each in found["remedies"]]
+    assert all(len(each) == 1 for each in named)
+    assert [each[0].split()[0] for each in named] == ["--mesh", "--gib"]
+    for (remedy,) in named:
+        assert run([*TINY, "--gib", "0.0012", *words, *remedy.split()]) == 0
+        assert capsys.readouterr().out.startswith("USE ")

@@ -208,7 +208,9 @@ def test_calls_in_flight_are_refused_where_the_budget_may_be_exceeded() -> None:
     most = budget_bytes(budget, model)
     assert re.fullmatch(
         r"ac: 2 calls of the model would wait for backward and may need \d+ bytes; the plan of the first "
-        rf"call keeps {most} bytes for one; run backward of a call before the next, or use ac=full",
+        rf"call keeps {most} bytes for one; run backward of a call before the next; or write a plan "
+        r"of a step by Budget.write_plan and give it as ac.plan_file, as trials do, for the step with all "
+        r"calls; or use ac=full",
         str(error.value),
     )
     (waiting + evaluated).sum().backward()

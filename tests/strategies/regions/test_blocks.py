@@ -129,6 +129,74 @@ REFUSED = {
 }
 
 
+class Shared(nn.Module):
+    """A block that forward calls several times, and that is a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.block = nn.Linear(2, 2), Inside()
+
+
+class Inside(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(2, 2), nn.GELU())
+
+
+class Around(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.flat = Shared(), nn.ModuleList([nn.Linear(2, 2)])
+
+
+class Holding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.boxed = nn.Module(), nn.ModuleList([Shared()])
+        self.body.layers = nn.ModuleList([Shared()])
+
+
+BY_CLASS: dict[str, tuple[type[nn.Module], str, str, str]] = {
+    "a shared block, nothing named": (
+        Shared,
+        "",
+        "is empty; name the module that holds the blocks, containers are: block.mlp",
+        "ac.module_classes=[Inside] (in a program module_classes=['Inside'])",
+    ),
+    "a shared block, named as if it were a container": (
+        Shared,
+        "block",
+        "'block' is a Inside, not a ModuleList, ModuleDict or Sequential; containers are: block.mlp",
+        "ac.module_classes=[Inside] (in a program module_classes=['Inside'])",
+    ),
+    "inside of another module": (
+        Around,
+        "blocks",
+        "'blocks' is not a module of Around; containers are: body.block.mlp, flat",
+        "ac.module_classes=[Shared] or ac.module_classes=[Inside] (in a program module_classes=['Shared'])",
+    ),
+    "beside containers of blocks": (
+        Holding,
+        "blocks",
+        (
+            "'blocks' is not a module of Holding; containers are: body.layers, "
+            "body.layers.0.block.mlp, boxed, boxed.0.block.mlp"
+        ),
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize(("kind", "layers_fqn", "message", "classes"), BY_CLASS.values(), ids=BY_CLASS)
+def test_a_class_that_may_name_the_blocks_is_said(
+    kind: type[nn.Module], layers_fqn: str, message: str, classes: str
+) -> None:
+    with pytest.raises(StrategyError) as error:
+        find_blocks(kind(), layers_fqn=layers_fqn, module_classes=())
+    way_out = f"; or name blocks by their class, {classes}" if classes else ""
+    assert str(error.value) == f"ac.layers_fqn: {message}{way_out}"
+
+
 @pytest.mark.parametrize(("layers_fqn", "classes", "message"), REFUSED.values(), ids=REFUSED)
 def test_refused(layers_fqn: str, classes: tuple[str, ...], message: str) -> None:
     with pytest.raises(StrategyError) as error:

@@ -691,6 +691,20 @@ class Teacher(Plain):
         return super().forward(x) - target
 
 
+def graph_of_gradient(_: Any, h: Tensor) -> Tensor:
+    copy = h * 1
+    (gradient,) = torch.autograd.grad(copy.sin().square().sum(), copy, create_graph=True)
+    return gradient * 1
+
+
+class OneDifferentiates(Plain):
+    """Backward runs twice through the second block, which plans leave as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[1] = Block(graph_of_gradient)
+
+
 class OneEvaluates(Model):
     def __init__(self) -> None:
         super().__init__(lambda: Block(lambda block, h: functional.dropout(h.exp(), 0.1, block.training)))
@@ -890,6 +904,7 @@ MODELS: dict[str, Callable[[], Model]] = {
     "a block called for inputs of two shapes": Turned,
     "a forward without gradients before": Teacher,
     "a block in evaluation mode": OneEvaluates,
+    "a graph of a gradient in the second block": OneDifferentiates,
     "inputs written in place": lambda: Model(
         lambda: Whole(lambda block, x: block.down(block.up(x.relu_()).relu_()))
     ),
@@ -923,12 +938,6 @@ def resized(_: Any, h: Tensor) -> Tensor:
     return h * torch.empty(0).resize_(h.shape).copy_(h.detach())
 
 
-def graph_of_gradient(_: Any, h: Tensor) -> Tensor:
-    copy = h * 1
-    (gradient,) = torch.autograd.grad(copy.sin().square().sum(), copy, create_graph=True)
-    return gradient * 1
-
-
 def by_torch_func(_: Any, h: Tensor) -> Tensor:
     gradient: Tensor = torch.func.vmap(torch.func.grad(lambda row: row.sin().sum()))(h)
     return gradient * h
@@ -942,7 +951,6 @@ REFUSED: dict[str, tuple[Callable[[], Model], str]] = {
         of(by_torch_func),
         "differentiates by torch.func, which refuses hooks on saved tensors",
     ),
-    "a graph of a gradient": (of(graph_of_gradient), "backward runs a second time through a block"),
     "a tensor that is resized": (
         of(resized),
         "aten.resize_.default in 'layers.0' moves memory between tensors",
