@@ -286,9 +286,11 @@ class _Case:
         found = self._blocks
         if found is None:
             problem = f"{variant!r} needs blocks, and no module of the model repeats"
-            name = next(iter(classes_outside(self._without_memory)), "…")
-            remedy = f"pass acbench.strategies[{variant!r}](module_classes=[{name!r}])"
-            raise ConfigError("variants", f"{problem}; where one is called several times, {remedy}")
+            name = next(iter(classes_outside(self._without_memory)), None)
+            remedy = (
+                f"pass acbench.strategies[{variant!r}](module_classes=[{name!r}]) for blocks of that class"
+            )
+            raise ConfigError("variants", f"{problem}; {remedy if name else 'put its stages into modules'}")
         named = {"layers_fqn": found.layers_fqn, "module_classes": found.module_classes}
         cls = ac_variants[variant]
         known = getattr(cls, "__dataclass_fields__", {})

@@ -149,7 +149,12 @@ def blocks_of(subject: Subject, saved_by_module: Mapping[str, int]) -> Blocks:
         classes = ", ".join(f"{name} {human_bytes(count)}" for name, count in saved.most_common(5))
         problem = f"no blocks found in {type(model).__name__}: no module of it repeats"
         way_out = by_class(classes_outside(model))
-        remedy = "; or ".join(filter(None, [way_out, "put what repeats into a ModuleList"]))
+        remedy = "; or ".join(
+            filter(
+                None,
+                [way_out, "put what repeats, or stages of it, into a ModuleList or Sequential of modules"],
+            )
+        )
         raise ConfigError("model.factory", f"{problem}; its classes save {classes or 'nothing'}; {remedy}")
     found = find_blocks(model, **named)
     covered, outside = 0, Counter[str]()

@@ -78,7 +78,7 @@ def classes_outside(model: nn.Module) -> list[str]:
     boxes = [
         name
         for name, box in modules.items()
-        if isinstance(box, CONTAINERS) and any(any(child.children()) for child in box.children())
+        if name and isinstance(box, CONTAINERS) and any(any(child.children()) for child in box.children())
     ]
     found = (
         plain_class(module).__name__
@@ -89,7 +89,8 @@ def classes_outside(model: nn.Module) -> list[str]:
         and any(True for _ in module.parameters())
         and not any(f"{name}.".startswith(f"{box}.") or f"{box}.".startswith(f"{name}.") for box in boxes)
     )
-    return list(dict.fromkeys(found))
+    has_stages = not boxes and any(isinstance(child, nn.Sequential) for child in model.children())
+    return list(dict.fromkeys(found)) or ["Sequential"] * has_stages
 
 
 def by_class(classes: Sequence[str]) -> str:

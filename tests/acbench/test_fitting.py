@@ -71,7 +71,8 @@ class Shared(nn.Module):
 
 WAY_OUT = (
     "make: no blocks found in Shared: no module of it repeats; its classes save Layer 320.0 KiB; "
-    'name blocks by their class, module_classes=["Layer"]; or put what repeats into a ModuleList'
+    'name blocks by their class, module_classes=["Layer"]; or put what repeats, or stages of it, into a '
+    "ModuleList or Sequential of modules"
 )
 
 

@@ -191,7 +191,7 @@ def test_a_defect_of_ours_is_not_said_to_be_the_models(monkeypatch: pytest.Monke
 FACTORY = "tests.harness.user_models"
 SHARED = (
     "SharedBlock: no module of it repeats; its classes save Body 2.4 KiB; name blocks by their class, "
-    "--blocks Body; or put what repeats into a ModuleList"
+    "--blocks Body; or put what repeats, or stages of it, into a ModuleList or Sequential of modules"
 )
 
 

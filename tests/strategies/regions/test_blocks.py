@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -156,7 +157,7 @@ class Holding(nn.Module):
         self.body.layers = nn.ModuleList([Shared()])
 
 
-BY_CLASS: dict[str, tuple[type[nn.Module], str, str, str]] = {
+BY_CLASS: dict[str, tuple[Callable[[], nn.Module], str, str, str]] = {
     "a shared block, nothing named": (
         Shared,
         "",
@@ -175,6 +176,18 @@ BY_CLASS: dict[str, tuple[type[nn.Module], str, str, str]] = {
         "'blocks' is not a module of Around; containers are: body.block.mlp, flat",
         "ac.module_classes=[Shared] or ac.module_classes=[Inside] (in a program module_classes=['Shared'])",
     ),
+    "stages of a Sequential": (
+        lambda: nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))),
+        "",
+        "is empty; name the module that holds the blocks, containers are: 0, 1",
+        "ac.module_classes=[Sequential] (in a program module_classes=['Sequential'])",
+    ),
+    "nothing that has parts": (
+        lambda: nn.Sequential(nn.Linear(2, 2), nn.ReLU()),
+        "",
+        "is empty; name the module that holds the blocks, containers are: none",
+        "",
+    ),
     "beside containers of blocks": (
         Holding,
         "blocks",
@@ -189,7 +202,7 @@ BY_CLASS: dict[str, tuple[type[nn.Module], str, str, str]] = {
 
 @pytest.mark.parametrize(("kind", "layers_fqn", "message", "classes"), BY_CLASS.values(), ids=BY_CLASS)
 def test_a_class_that_may_name_the_blocks_is_said(
-    kind: type[nn.Module], layers_fqn: str, message: str, classes: str
+    kind: Callable[[], nn.Module], layers_fqn: str, message: str, classes: str
 ) -> None:
     with pytest.raises(StrategyError) as error:
         find_blocks(kind(), layers_fqn=layers_fqn, module_classes=())
