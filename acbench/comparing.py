@@ -260,7 +260,10 @@ class _Case:
         if variant is None:
             return workshop
         file = folder / "plan.json"
-        workshop.write_plan(variant, file)
+        try:
+            workshop.write_plan(variant, file)
+        except PassError as error:  # the step that is planned raised: a strategy's words are its own
+            raise error.error from error
         return workshop.with_plan(variant, file)
 
     def _points_above(self, own: StepReport) -> float | None:

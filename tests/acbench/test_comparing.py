@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import acbench
 from acbench.html import html_table
@@ -121,9 +122,49 @@ def test_arguments_are_refused(variants: Any, message: str) -> None:
     assert str(refused.value).startswith(message)
 
 
-def test_a_model_without_blocks_is_refused() -> None:
-    with pytest.raises(acbench.ConfigError, match=r"^variants: 'full' needs blocks, and no module"):
-        acbench.compare(partial(nn.Linear, 16, 16), BATCH, ["full"], pairs=0)
+class Shared(nn.Module):
+    """One block that is a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(self.block(x))  # type: ignore[no-any-return]
+
+
+WITHOUT_BLOCKS: dict[str, tuple[Any, str]] = {
+    "a linear": (partial(nn.Linear, 16, 16), "put its stages into modules"),
+    "a shared block": (
+        Shared,
+        "pass acbench.strategies['full'](module_classes=['Block']) for blocks of that class",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "remedy"), WITHOUT_BLOCKS.values(), ids=WITHOUT_BLOCKS)
+def test_a_model_without_blocks_is_refused(make: Any, remedy: str) -> None:
+    with pytest.raises(acbench.ConfigError) as refused:
+        acbench.compare(make, BATCH, ["full"], pairs=0)
+    assert (
+        str(refused.value) == f"variants: 'full' needs blocks, and no module of the model repeats; {remedy}"
+    )
+
+
+class ChecksItself(Stack):
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+
+def test_a_step_that_no_plan_follows_is_a_row_with_its_reason() -> None:
+    (row,) = acbench.compare(ChecksItself, BATCH, [Budget(layers_fqn="blocks", fraction=0.9)], pairs=0)
+    assert (row.verdict, row.peak_bytes) == ("unverified", 0)
+    assert row.reason == (
+        "ac: 'blocks.0' runs inside of a checkpoint of the model's own, which recomputes what a plan would "
+        "keep; take that checkpoint away"
+    )
 
 
 def _with_a_batch() -> Any:
