@@ -5,7 +5,8 @@ How an executor carries out a plan, which is what the predicted bytes count on:
 1. *Operators* of a block are the ATen operators on local tensors that a dispatch mode sees during its
    forward and that make a tensor or write to one, numbered from 0. Views have no number: of one forward,
    plain tensors have others than fake ones, whose views autograd repeats. A storage belongs to the operator
-   that made it; an operator that writes to a storage in place belongs to the making of it. What stands
+   that made it; an operator that writes to a storage in place belongs to the making of it, or begins another
+   *content* of it, which is a value like a storage, where others have read it before. What stands
    before the block is *outside*, and never recomputed.
 2. Each time autograd saves a tensor on a storage that the block made, or on an offloaded input, it gets a
    *ticket*. Other storages outside are held as plain autograd does.
@@ -24,8 +25,9 @@ How an executor carries out a plan, which is what the predicted bytes count on:
    until the last request that needs it. So is one of `drop`, after the requests with the numbers of its
    `after` alone; a request needs it that asks for it, or runs an operator that reads it. Behind the last of
    these its operator runs once more, and it is a value as others.
-   A kept storage is made again by `drop` alone: before forward writes to it in place, what it was is copied
-   if an operator that may run again reads that. So planners keep what such an operator makes, too.
+   A content that forward has written over is never kept. It is made again, and the operator that writes over
+   it does so in its memory where nobody reads it any more, else in a copy. Of a storage from outside, what it
+   was is copied before forward writes to it, if an operator that may run again reads that.
 6. A random operator is run again with the state of its generator in forward: `torch.get_rng_state()` (5,056
    bytes on the CPU) before it runs, unless all that it makes or writes to is kept or offloaded, or its
    `dropout_p` is 0. Operators from outside of torch are random where a generator has moved. The state is held
@@ -57,17 +59,19 @@ from strategies.text_files import read_text, write_text
 _WORDS = {"again": "recompute for each reader", "drop": "drop in backward"}
 FORMAT = "acbench budget plan 12"
 _INPUT = -1
+_WRITTEN = -1
 _OF_VALUES = ("keep", "offload", "recompute", "again")
 FATES = (*_OF_VALUES, "drop")
 
 
 class Value(NamedTuple):
-    """A storage that an operator of a block's forward makes, or that of an input of the block.
+    """A storage that an operator of a block's forward makes or writes to, or that of an input of the block.
 
     Fields:
         operator: ordinal of the operator among all of the block's forward; -1 of an input.
         result: number of its tensor among the tensors that the operator returns, or that the block is called
-            with, flattened.
+            with, flattened. Where others have read it before the operator writes to it, below 0: -1 of the
+            one that has the lowest address until then.
         name: name of the operator, `aten.addmm.default`; checked when the block runs. `input` of an input.
     """
 
@@ -80,8 +84,13 @@ class Value(NamedTuple):
         """True if it is that of an input."""
         return self.operator == _INPUT
 
+    @property
+    def is_written(self) -> bool:
+        """True if the operator writes to it."""
+        return self.result <= _WRITTEN
+
     def __str__(self) -> str:
-        place = f"{self.name}.{self.result} ({self.operator})"
+        place = f"{self.name}{'' if self.result == _WRITTEN else f'.{self.result}'} ({self.operator})"
         return f"{self.name} {self.result}" if self.is_input else place
 
 
@@ -125,7 +134,8 @@ class BlockPlan:
         fqn: plain FQN of the block.
         keep: storages that stay on the device until nobody reads them.
         offload: storages that wait for backward on the host; inputs of the block may be among them.
-        recompute: storages that autograd saves and that are recomputed; those that nothing else names.
+        recompute: storages that autograd saves and that are recomputed, those that nothing else names; and
+            contents that a write begins and that are not kept.
         again: storages that are recomputed for each reader in backward, saved by autograd or not.
         drop: storages that are kept, or recomputed once, until so many requests of backward have needed them;
             the next makes them again.
@@ -477,8 +487,9 @@ def _unsound_block(block: BlockPlan) -> Iterator[str]:
     fates: dict[Value, str] = {}
     for fate in _OF_VALUES:
         for value in getattr(block, fate):
-            is_known = _is_count(value.result) and type(value.operator) is int
-            if not (is_known and _INPUT <= value.operator < max(block.operators, 1)):
+            is_known = type(value.result) is int and type(value.operator) is int
+            least = 0 if value.is_written else _INPUT
+            if not (is_known and least <= value.operator < max(block.operators, 1)):
                 yield f"{fate} names {value}, and forward has {block.operators} operators"
             if value.is_input and fate != "offload":
                 yield f"{fate} names {value}, and inputs can be offloaded alone"
@@ -496,7 +507,7 @@ def _unsound_drops(block: BlockPlan, fates: Mapping[Value, str]) -> Iterator[str
 
 
 def _unsound_drop(drop: Drop, block: BlockPlan, fates: Mapping[Value, str]) -> Iterator[str]:
-    if not (_is_count(drop.operator) and drop.operator < block.operators and _is_count(drop.result)):
+    if not (_is_count(drop.operator) and drop.operator < block.operators and type(drop.result) is int):
         yield f"drop names {drop.value}, and forward has {block.operators} operators"
     if fates.get(drop.value) in {"offload", "again"}:
         yield f"{drop.value} is in {fates[drop.value]} and in drop"

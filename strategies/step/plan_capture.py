@@ -269,8 +269,8 @@ class _Watch(StepRecorder):
         self._makers |= dict.fromkeys(recorded.makes, self._inside)
         self._of_part.update(recorded.makes)
         operator = self._planned(recorded, func, args, has_drawn=has_drawn)
-        if recorded.writes.isdisjoint(self._makers) and facts.forgoes(args, kwargs):
-            operator.forgoes, operator.reads = True, operator.reads - operator.writes
+        if facts.is_untold and recorded.writes.isdisjoint(self._makers):
+            operator.forgoes, operator.reads = facts.forgoes(args, kwargs), operator.reads - operator.writes
         made = range(first, len(self.ledger.lives))
         operator.others = tuple(number for number in made if number not in recorded.makes)
         self._operators.append(operator)

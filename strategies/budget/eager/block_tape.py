@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -44,21 +44,34 @@ class StorageHome:
     """A storage of a block's forward.
 
     Attributes:
-        address: what makes it; `None` for one from outside of the block that does not wait on the host.
+        maker: number of the operator that makes it; of one from outside that of no operator.
+        address: what makes its content; `None` for one from outside that does not wait on the host.
         latest: what it holds.
         tensors: tensors on it whose versions may count apart, where the plan keeps it or it is from outside.
         tickets: what the graph holds for tensors on it.
     """
 
-    __slots__ = ("_copies", "_identity", "address", "latest", "tensors", "tickets")
+    __slots__ = ("_copies", "_identity", "address", "latest", "maker", "tensors", "tickets")
 
     def __init__(self, tensor: Tensor, dense: Tensor, latest: Content, address: Address | None) -> None:
         self._identity: StorageWeakRef | None = None
         self._copies: list[StorageWeakRef] = []
         self.address, self.latest = address, latest
+        self.maker = -1 if address is None else address[0]
         self.tensors: list[Tensor] = [tensor]
         self.tickets: list[weakref.ref[SliceTicket]] = []
         latest.memory = dense
+
+    @property
+    def holds_memory(self) -> bool:
+        """True if it holds the memory of the storage."""
+        return self._identity is None
+
+    def hold(self, tensor: Tensor, dense: Tensor) -> None:
+        """Hold the memory of `tensor`, which lies on the storage; `dense` is it on this rank."""
+        if type(tensor) in PLAIN:
+            tensor = dense = alias_inside(tensor)  # which gets no graph
+        self._identity, self.tensors, self.latest.memory = None, [tensor], dense
 
     def let_go(self, dense: Tensor) -> None:
         """Hold no memory; no other storage gets the address of this one."""
@@ -92,6 +105,14 @@ class StorageHome:
         return reference()
 
 
+class Write(NamedTuple):
+    """A write to a storage: its home, a tensor on it, and the address of what it holds from then on."""
+
+    home: StorageHome
+    tensor: Tensor
+    address: Address | None
+
+
 @dataclass(frozen=True, slots=True)
 class Fates:
     """A block's plan, for a look at each operator.
@@ -103,6 +124,7 @@ class Fates:
         stays: addresses of those that are never made again.
         on_host: addresses of those that are offloaded.
         drops: numbers of requests after which storages are dropped, by address; none: after each.
+        begun: addresses of contents that a write begins; another write goes on with what is there.
     """
 
     plan: BlockPlan
@@ -111,6 +133,7 @@ class Fates:
     stays: AbstractSet[Address]
     on_host: AbstractSet[Address]
     drops: Mapping[Address, tuple[int, ...]]
+    begun: AbstractSet[Address] = frozenset()
 
     @classmethod
     def of(cls, plan: BlockPlan) -> Fates:
@@ -127,6 +150,7 @@ class Fates:
             stays=held - drops.keys(),
             on_host=frozenset(map(_address, plan.offload)),
             drops=drops | dict.fromkeys(anew, ()),
+            begun=frozenset(_address(value) for value in named if value.is_written),
         )
 
     def until(self, count: int) -> Fates:
@@ -142,6 +166,7 @@ class Fates:
             stays=first(self.stays),
             on_host=first(self.on_host),
             drops={address: self.drops[address] for address in first(self.drops.keys())},
+            begun=self.begun,
         )
 
 
@@ -176,9 +201,10 @@ class BlockTape(OrderedMode):
         self._handed_on: dict[int, int] = {}
         self._seen: list[tuple[Tensor, int]] = []
         self._is_before = self._is_idle = self._is_spoilt = False
-        self._skipped = self._begin = 0
+        self._skipped = self._first = 0
         self._homes: dict[int, StorageHome] = {}
         self._written_homes: list[StorageHome] = []
+        self._older: list[Content] = []  # what a write of the module that runs has parted
         self.waits = len(fates.plan.modules) > 1
         self._pause.made_again = self._take_back
 
@@ -201,7 +227,7 @@ class BlockTape(OrderedMode):
         self._handed_on = {}
         for tensor in results:
             home = self._homes.get(storage_of(tensor) or 0)
-            if home is not None and not self._stays(home):
+            if home is not None and not self._stays(home.address):
                 self._handed_on[storage_of(tensor) or 0] = tensor._version  # noqa: SLF001 (as autograd counts it)
         outside = (each for home in self._homes.values() if home.address is None for each in home.tensors)
         self._seen = [(each.detach(), each._version) for each in outside]  # noqa: SLF001 (as above)
@@ -240,7 +266,7 @@ class BlockTape(OrderedMode):
     def follows(self, module: nn.Module) -> None:
         """Take note that the operators from now on are those of `module`."""
         del module
-        self._begin = self._count
+        self._first = self._count
 
     def gatherable(self) -> Sequence[FSDPModule]:
         """Return the units of FSDP2 whose freed weights operators may read that run again."""
@@ -296,7 +322,7 @@ class BlockTape(OrderedMode):
         written = self._written(facts, args, kwargs) if facts.writes else []
         is_held = self._is_held(facts, written)
         noted = _aliases if facts.is_collective else _itself
-        forgoes = all(home.address is None for home in written) and facts.forgoes(args, kwargs)
+        forgoes = all(each.address is None for each in written) and facts.forgoes(args, kwargs)
         again = facts.without_writes(args, kwargs) if forgoes else (args, kwargs)
         readings = ([], {}) if is_held else map(self._read, noted(again))
         operator = TapedOperator(self._count, facts.name, func, *readings)
@@ -304,8 +330,8 @@ class BlockTape(OrderedMode):
         self._count += 1
         if facts.draws(args, kwargs) and not is_held:
             operator.stash = stashed(drawn_from(args, kwargs))
-        for home in written:
-            self._write(None if is_held or forgoes else operator, facts, home, written)
+        for each in written:
+            self._write(None if is_held or forgoes else operator, facts, each, written)
         is_watched = facts.is_untagged and not is_held and self._fakes is None
         watch = DrawWatch(each.device for each in tensors_in((args, kwargs))) if is_watched else None
         result = func(*args, **kwargs)
@@ -363,7 +389,7 @@ class BlockTape(OrderedMode):
             self._writer.asks(home.address[0])
         if is_plain and self._keeps(home.address):
             held = KeptTicket(saved)
-            if home.address >= (self._begin, 0):
+            if home.maker >= self._first:
                 self._saved.add(held, key)
             return held
         if is_plain:
@@ -374,7 +400,7 @@ class BlockTape(OrderedMode):
         layout = MemoryLayout.of(saved, dense)
         ticket = SliceTicket(home.latest, layout, version, self._pause, saved.device)
         home.tickets.append(weakref.ref(ticket))
-        if home.address >= (self._begin, 0):
+        if home.maker >= self._first:
             self._saved.add(ticket, key)
         return self._redeemer(ticket)
 
@@ -428,14 +454,10 @@ class BlockTape(OrderedMode):
             self.order = self._writer.order(self._fates.stays, self._written_homes, self._count)
         for home in self._written_homes:
             home.update_tickets()
-        self._written_homes = []
-        fates, homes = self._fates, []
-        for home in dict.fromkeys(self._homes.values()):  # one may be known by several storages
-            if home.address in fates.stays:
-                home.latest.maker = None  # nothing makes it again
-            elif home.address is not None and home.address not in fates.held:
-                continue
-            homes.append(home)
+        self._written_homes, self._older = [], []
+        every = dict.fromkeys(self._homes.values())  # one may be known by several storages
+        homes = [home for home in every if home.address is None or home.address in self._fates.held]
+        del every
         self._homes = {}
         for home in homes:
             self._settle(home)
@@ -452,7 +474,7 @@ class BlockTape(OrderedMode):
         """Hold nothing more: the graph holds `pack`."""
         self._pause.made_again = None
         self._homes = {}
-        self._written_homes = []
+        self._written_homes, self._older = [], []
         self._saved.clear()
         self._enclosing = None
         self.close_order()
@@ -492,10 +514,15 @@ class BlockTape(OrderedMode):
         return [self._read(each) for each in value] if isinstance(value, list | tuple) else value
 
     def _reading(self, tensor: Tensor, dense: Tensor) -> Reading:
+        home = self._home_of_operand(tensor, dense)
+        return Reading(home.latest, MemoryLayout.of(tensor, dense))
+
+    def _home_of_operand(self, tensor: Tensor, dense: Tensor) -> StorageHome:
+        """Return the home of what the operator that runs now reads or writes to."""
         home = self._home(tensor, dense)
         if self._writer is not None:
             self._writer.reads(self._count, home, home.address and home.address[0])
-        return Reading(home.latest, MemoryLayout.of(tensor, dense))
+        return home
 
     def _home(self, tensor: Tensor, dense: Tensor) -> StorageHome:
         key = key_of(dense)
@@ -513,11 +540,9 @@ class BlockTape(OrderedMode):
             self._homes[key_of(dense)] = home
             home.also_on(dense)
 
-    def _written(
-        self, facts: OperatorFacts, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> list[StorageHome]:
-        """Return the storages that an operator writes to."""
-        found: dict[int, StorageHome] = {}
+    def _written(self, facts: OperatorFacts, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Write]:
+        """Return the storages that an operator writes to, once each."""
+        found: dict[StorageHome, Tensor] = {}
         for tensor in tensors_in(list(facts.written(args, kwargs))):
             dense = dense_of(tensor)
             if dense is None:
@@ -526,53 +551,83 @@ class BlockTape(OrderedMode):
                     "ac",
                     f"{facts.name} in {self._fates.plan.fqn!r} writes to a {kind}, which no plan follows",
                 )
-            found[key_of(dense)] = self._home(tensor, dense)
-        return list(found.values())
+            found.setdefault(self._home_of_operand(tensor, dense), tensor)
+        own = sorted(home.address for home in found if home.address is not None)
+        begun = {address: (self._count, -1 - place) for place, address in enumerate(own)}
+        begun = {each: address for each, address in begun.items() if address in self._fates.begun}
+        return [
+            Write(home, tensor, home.address and begun.get(home.address, home.address))
+            for home, tensor in found.items()
+        ]
 
-    def _is_held(self, facts: OperatorFacts, written: Iterable[StorageHome]) -> bool:
+    def _is_held(self, facts: OperatorFacts, written: Iterable[Write]) -> bool:
         """Say whether what the operator that runs now makes and writes to is there: nothing asks for it."""
         stays = self._fates.stays
         for result in range(facts.makes):
             if (self._count, result) not in stays:
                 return False
-        return not facts.makes_list and all(map(self._stays, written))
+        return not (facts.makes_list or self._has_inner(written))
 
-    def _has_inner(self, written: Iterable[StorageHome]) -> bool:
-        """Say whether one of the storages is made again where it is needed."""
-        return any(not self._stays(home) for home in written)
+    def _has_inner(self, written: Iterable[Write]) -> bool:
+        """Say whether a write makes what is made again where it is needed."""
+        return any(not self._stays(each.address) for each in written)
 
-    def _stays(self, home: StorageHome) -> bool:
-        """Say whether a storage is never made again: it is from outside, kept or offloaded."""
-        return home.address is None or home.address in self._fates.stays
+    def _stays(self, address: Address | None) -> bool:
+        """Say whether a content is never made again: it is from outside, kept or offloaded."""
+        return address is None or address in self._fates.stays
 
     def _write(
-        self,
-        operator: TapedOperator | None,
-        facts: OperatorFacts,
-        home: StorageHome,
-        written: Iterable[StorageHome],
+        self, operator: TapedOperator | None, facts: OperatorFacts, write: Write, written: Iterable[Write]
     ) -> None:
         """Begin another content, before an operator writes to a storage; copy an older one that is read.
 
         Args:
             operator: what may run again; `None` where all that it writes to is held.
             facts: what is known of it.
-            home: the storage.
-            written: all that it writes to.
+            write: the write.
+            written: all of its writes.
         """
-        self._written_homes.append(home)
-        older = home.latest
-        newer = home.latest = Content(None if self._stays(home) else operator)
-        older.give_way(newer)
+        home, newer = write.home, self._content(operator, write.address)
+        older = self._begin(home, newer)
+        memory = newer.memory
+        if write.address != home.address:
+            self._part(write, older)
         if operator is not None:
             operator.writes(older, newer)
-        if newer.memory is None:
+        if memory is None or older.maker is not None:
             return
         runs_again = operator is not None and (bool(facts.makes) or self._has_inner(written))
         if older.readings or (runs_again and not facts.is_untold):
-            older.memory = copied(newer.memory)
+            older.memory = copied(memory)
         elif facts.is_untold:
-            older.fetch = partial(copied, newer.memory)  # the operator may write to it once more
+            older.fetch = partial(copied, memory)  # the operator may write to it once more
+
+    def _begin(self, home: StorageHome, newer: Content) -> Content:
+        """Let a storage hold another content, which an operator writes; return the one before."""
+        self._written_homes.append(home)
+        older, home.latest = home.latest, newer
+        older.give_way(newer)
+        if home.holds_memory:  # else what is there was made again
+            newer.memory, older.memory = older.memory, None
+        return older
+
+    def _part(self, write: Write, older: Content) -> None:
+        """Let the content that a write begins have a fate of its own; who makes the older one lives on."""
+        home, tensor, address = write
+        assert address is not None, "only what the block makes is parted"
+        self._older.append(older)
+        home.address = address
+        home.latest.drop_after(self._fates.drops.get(address))
+        dense = dense_of(tensor)
+        assert dense is not None, "it has a storage"
+        if address not in self._fates.held:
+            home.let_go(dense)
+        elif not home.holds_memory:
+            home.hold(tensor, dense)
+
+    def _content(self, operator: TapedOperator | None, address: Address | None) -> Content:
+        """Return a content that an operator makes, if it may run again for that."""
+        return Content(None if self._stays(address) else operator)
 
     def _take(self, operator: TapedOperator, facts: OperatorFacts, result: Any) -> None:
         """Note the storages that an operator has made."""
@@ -584,21 +639,19 @@ class BlockTape(OrderedMode):
             if home is None:
                 self._make(operator, (operator.number, number), tensor, dense)
             elif facts.is_fresh:  # a mode below has run it in place
-                self._written_homes.append(home)
-                older, home.latest = home.latest, Content(operator)
-                older.give_way(home.latest)
+                self._begin(home, self._content(operator, home.address))
                 operator.makes(number, home.latest)
 
     def _make(self, operator: TapedOperator | None, address: Address, tensor: Tensor, dense: Tensor) -> None:
         """Note a storage that an operator has made; `None`: all that it makes is held."""
-        content = Content(operator)
+        content = self._content(operator, address)
         if operator is not None:
             content.drop_after(self._fates.drops.get(address))
             operator.makes(address[1], content)
-        if address in self._fates.held and type(tensor) in PLAIN:
-            tensor = dense = alias_inside(tensor)  # which gets no graph
         home = self._homes[key_of(dense)] = StorageHome(tensor, dense, content, address)
-        if address not in self._fates.held:
+        if address in self._fates.held:
+            home.hold(tensor, dense)
+        else:
             home.let_go(dense)
 
     def _settle(self, home: StorageHome) -> None:

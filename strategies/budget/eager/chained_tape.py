@@ -54,6 +54,7 @@ class ChainedTape(BlockTape):
 
     def pause(self, results: Iterable[Tensor], end_early: Callable[[], None]) -> None:
         """Wait for the next block, without what nobody needs of what was read from outside."""
+        self._older = []
         for home in self._written_homes:
             if home.is_dead():
                 home.update_tickets()

@@ -80,11 +80,10 @@ class Content:
     def give_way(self, newer: Content) -> None:
         """Let `newer` be what forward goes on with: an operator writes to the storage.
 
-        It gets the memory, and is dropped as this one was. This one is dropped after each request: a copy of
-        the operator writes to what stands in for it, which must not share its memory.
+        It is dropped as this one was. This one is dropped after each request: a copy of the operator writes
+        to what stands in for it, which must not share its memory.
         """
         newer.is_fleeting, newer.drops = self.is_fleeting, self.drops
-        newer.memory, self.memory = self.memory, None
         self.is_past, self.drops = True, ()
 
     def for_request(self, stand_ins: dict[Content, Content]) -> Content:
@@ -257,18 +256,24 @@ class TapedOperator:
         copy = TapedOperator(self.number, self.name, self._function, args, kwargs)
         copy.is_with_grad, copy.is_collective = self.is_with_grad, self.is_collective
         copy.stash = self.stash
-        for part, content in contents:
-            if content.is_fleeting and content not in stand_ins:
-                continue  # nobody needs it in this request
-            made = stand_ins.get(content, content)
-            # what does not stand in for another, and has no maker, is there or waits on the host
-            if made.memory is None and made.maker is (self if made is content else None):
+        for part, reference in parts:
+            made = self._wanted(reference(), stand_ins)
+            if made is not None:
                 made.maker = copy
-                if isinstance(part, int):
-                    copy.makes(part, made)
-                elif part.content is not None:
-                    copy.writes(part.content.for_request(stand_ins), made)
+            if isinstance(part, int) and made is not None:
+                copy.makes(part, made)
+            elif isinstance(part, Reading) and part.content is not None:  # wanted or not, it writes to that
+                copy.writes(part.content.for_request(stand_ins), made or Content(copy))
         return copy
+
+    def _wanted(self, content: Content | None, stand_ins: dict[Content, Content]) -> Content | None:
+        """Return what a copy is to fill of one of its results, if anybody needs it in this request."""
+        if content is None or (content.is_fleeting and content not in stand_ins):
+            return None
+        made = stand_ins.get(content, content)
+        # what does not stand in for another, and has no maker, is there or waits on the host
+        is_lacking = made.memory is None and made.maker is (self if made is content else None)
+        return made if is_lacking else None
 
     def note_readings(self) -> None:
         """Take note that it may run again, and reads what it has read once more."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from strategies.base import StrategyError
-from strategies.budget.eager.block_tape import Address, BlockTape, Fates, StorageHome
+from strategies.budget.eager.block_tape import Address, BlockTape, Fates, StorageHome, Write
 from strategies.budget.eager.contents import Content, TapedOperator, below_autograd, needed_operators
 from strategies.budget.eager.slice_ticket import SliceTicket
 from strategies.estimate.liveness import key_of
@@ -218,14 +218,14 @@ class GroupedTape(BlockTape):
                 self._second.run()
 
     def _write(
-        self, operator: TapedOperator | None, facts: Any, home: StorageHome, written: Iterable[StorageHome]
+        self, operator: TapedOperator | None, facts: Any, write: Write, written: Iterable[Write]
     ) -> None:
-        if home.address == _LINK:
+        if write.home.address == _LINK:
             problem = (
                 f"{self._fates.plan.fqn!r} writes to its input in place, which the block before has made"
             )
             raise StrategyError("ac", f"{problem}; a plan with groups cannot make it again; write to a copy")
-        super()._write(operator, facts, home, written)
+        super()._write(operator, facts, write, written)
 
 
 def _run_again(member: Member) -> None:

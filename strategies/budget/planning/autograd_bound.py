@@ -7,7 +7,7 @@ that nodes ask for are kept or moved to the host, and which the operators of for
 and as often as it likes: what a block hands on is such a value, though the captured step holds it where
 several blocks ask for it. What operators outside of blocks make is never made again: what runs again holds
 it. What they ask for lives as it does without a plan. An operator that writes to a storage in place runs
-again with the storage's maker.
+again with the storage's maker, or makes another content of it, where others have read what it was.
 
 Take a moment m after the last forward of a block, and in any such schedule:
 
@@ -28,8 +28,7 @@ maker reads. What is there at the second was so at the first, is held by a node,
 made at or after a moment is made in one of the times that follow. So what a block near the end of backward
 makes again counts beside what does not fit where backward begins.
 
-The bound says nothing of a backward in another order. A storage that is read before it is written to again is
-charged with its maker alone: such a reader wants less than all operators of it give.
+The bound says nothing of a backward in another order. Each content of a storage counts as one of its own.
 """
 
 from __future__ import annotations
@@ -115,7 +114,8 @@ class Backward:
             for captured, call in zip(graph.calls, calls, strict=True)
             for storage, maker in _makers(graph, captured, call)
         }
-        outside = {each for call in calls for each in call.outer_storages} - graph.gathered
+        outside = {each for call in calls for each in call.outer_storages if each >= 0} - graph.gathered
+        older = [(call, each) for call in calls for each in call.program.older if each >= 0]
         makers: Mapping[int, Maker] = {**dict.fromkeys(sorted(outside), OUTSIDE), **made}
         asked = (each for call in graph.calls for each in (*call.redemptions, *call.shared))
         unshared = {storage: at for storage, at in graph.unshared.items() if storage in made}
@@ -124,13 +124,20 @@ class Backward:
             held[last + 1 : graph.deaths[storage] + 1] -= graph.nbytes[storage]
         return cls(
             makers=makers,
-            nbytes=graph.nbytes,
+            nbytes={
+                **graph.nbytes,
+                **{call.storages[each]: call.program.nbytes[each] for call, each in older},
+            },
             requests=[
                 Request(storage=each.storage, moment=each.moment, until=each.until)
                 for each in asked
                 if each.storage in makers
             ],
-            deaths={**graph.deaths, **unshared},
+            deaths={
+                **graph.deaths,
+                **unshared,
+                **{call.storages[each]: call.deaths[each] for call, each in older},
+            },
             held_bytes=held,
             start=max((call.end for call in calls), default=0),
         )
@@ -302,9 +309,14 @@ def _makers(graph: StepGraph, captured: BlockCall, call: PlannedCall) -> Iterato
 
 
 def _maker(unit: Unit, operators: Sequence[StepOperator], call: PlannedCall) -> Maker:
-    """Return what makes the storages of a unit: all of it, or its first where older contents are read."""
-    if call.program.pinned.isdisjoint(unit.makes):
-        return Maker(reads=frozenset(call.number_of(read) for read in unit.reads), cost=unit.flops)
+    """Return what makes the storages of a unit: all of it, or its first where forward itself goes backward.
+
+    What is from outside, and written over later, is there for it.
+    """
+    program = call.program
+    if program.pinned.isdisjoint(unit.makes):
+        read = (each for each in unit.reads if each >= 0 or each not in program.older)
+        return Maker(reads=frozenset(map(call.number_of, read)), cost=unit.flops)
     first = operators[unit.operators[0]]
     return Maker(reads=first.reads, cost=first.flops)
 

@@ -642,6 +642,7 @@ def _near(
     runs, keep, moved = program.runs, fates.keep, fates.moved
     made = Run(runs, runs.making(program.saved_bits, keep | moved)).makes
     fresh, pinned = (made | program.saved_bits) & ~moved, runs.bits_of(program.pinned)
+    fresh &= ~runs.bits_of(program.older)
     for part in alike:
         more, less = part & fresh & ~keep, part & keep & ~pinned
         if more:

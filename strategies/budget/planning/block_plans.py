@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from strategies.budget.plan import BlockPlan, Drop, Value
@@ -17,7 +17,7 @@ def block_plan(call: PlannedCall, option: Option) -> BlockPlan:
     """Return the plan of one block, by addresses and with its reason."""
     program, decision, effect = call.program, option.decision, option.effect
 
-    def values(storages: Sequence[int]) -> tuple[Value, ...]:
+    def values(storages: Iterable[int]) -> tuple[Value, ...]:
         return tuple(program.value_of(storage) for storage in sorted(storages))
 
     saved_bytes = sum(program.nbytes[storage] for storage in program.saved)
@@ -51,7 +51,7 @@ def block_plan(call: PlannedCall, option: Option) -> BlockPlan:
         plain=False,
         keep=values(list(decision.keep)),
         offload=values(list(decision.offload)),
-        recompute=values(saved_again),
+        recompute=values({*saved_again, *program.written - decision.resident}),
         again=values(list(decision.again)),
         drop=_drops(program, decision.drops),
         kept_bytes=kept_bytes,
@@ -92,7 +92,7 @@ def chained_plans(calls: Sequence[PlannedCall], chain: PlannedCall, option: Opti
             chain=calls[0].fqn,
             operators=call.program.operators,
             keep=values(made & decision.keep),
-            recompute=values(again),
+            recompute=values(again | made & program.written - decision.keep),
             again=values(made & decision.again),
             drop=tuple(
                 each._replace(operator=each.operator - first)
@@ -124,13 +124,13 @@ def grouped_plan(
     """
     program = call.program
     used = sorted(keep & (program.saved | {s for unit in share.runs for s in program.units[unit].reads}))
-    again = sorted(program.saved - keep)
+    again = program.saved - keep
     return BlockPlan(
         fqn=call.fqn,
         group=group[0],
         operators=program.operators,
         keep=tuple(map(program.value_of, used)),
-        recompute=tuple(map(program.value_of, again)),
+        recompute=tuple(map(program.value_of, sorted(again | program.written.difference(used)))),
         saved_bytes=sum(program.nbytes[storage] for storage in program.saved),
         kept_bytes=0,
         extra_flops=share.flops,

@@ -2,6 +2,7 @@
 
 Storages of a block are numbered in the order in which they are made, from 0; those from outside are negative.
 Some of these are inputs that a plan may move to the host; none is made again.
+One that is written to after others have read it counts once for each of its *contents* (`call_contents`).
 Blocks whose calls do the same have equal programs.
 """
 
@@ -13,8 +14,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from strategies.budget.plan import Value, input_value
-from strategies.budget.planning.units import Run, Runs, Unit, UnitStep
-from strategies.step.step_graph import BlockCall, StepGraph, StepOperator
+from strategies.budget.planning.call_contents import Contents, units_of
+from strategies.budget.planning.units import Run, Runs, Unit
+from strategies.step.step_graph import BlockCall, StepGraph
 
 _SMALLEST_FLEETING = 0.02
 """Bytes of a storage that is made anew for each reader, as a share of the largest of the block."""
@@ -39,9 +41,8 @@ class BlockProgram:
         values: addresses of the storages.
         inputs: addresses of inputs that can wait on the host, by number.
         operators: number of operators of forward.
-        pinned: storages that stay in every plan: those written to after another unit has read them, and what
-            these readers make, as no plan needs a copy of what they were then; and those that autograd holds
-            and does not ask for.
+        pinned: storages that stay in every plan: autograd holds them and does not ask for them.
+        older: contents that forward writes over: no plan keeps one that the block makes.
         asks_in_forward: forward itself goes backward, and asks for some of them then.
     """
 
@@ -53,6 +54,7 @@ class BlockProgram:
     inputs: tuple[tuple[int, Value], ...] = ()
     operators: int
     pinned: frozenset[int] = frozenset()
+    older: frozenset[int] = frozenset()
     asks_in_forward: bool = False
 
     @cached_property
@@ -82,14 +84,20 @@ class BlockProgram:
         return frozenset(storage for storage in self.asked if storage >= 0)
 
     @cached_property
+    def written(self) -> frozenset[int]:
+        """The contents that writes to others begin."""
+        return frozenset(storage for storage, value in enumerate(self.values) if value.is_written)
+
+    @cached_property
     def saved_bits(self) -> int:
         """The same, as bits."""
         return self.runs.bits_of(self.saved)
 
     @cached_property
     def movable(self) -> frozenset[int]:
-        """The storages that can wait on the host: no older content of one is read."""
-        own = frozenset(storage for storage, size in enumerate(self.nbytes) if size) - self.pinned
+        """The storages that can wait on the host."""
+        own = frozenset(storage for storage, size in enumerate(self.nbytes) if size)
+        own -= self.pinned | self.older
         return own.union(number for number, _ in self.inputs)
 
     def nbytes_of(self, storage: int) -> int:
@@ -133,7 +141,7 @@ class BlockProgram:
         least = _SMALLEST_FLEETING * max(self.nbytes, default=0)
         units = [unit for unit in self.units if unit.may_run_often and len(unit.operators) == 1]
         found = {each for unit in units for each in unit.makes if self.nbytes[each] > least}
-        return frozenset() if self.asks_in_forward else frozenset(found) - self.pinned
+        return frozenset() if self.asks_in_forward else frozenset(found) - self.pinned - self.older
 
     def unsaved_operands(self, storages: int) -> int:
         """Return what some storages are made of, back to what autograd saves, all as bits."""
@@ -162,7 +170,8 @@ class BlockProgram:
         for storage, maker in enumerate(self.runs.makers):
             unit = self.units[maker]
             ends = unit.name, tuple(sorted(readers.get(storage, ()))), asked[storage]
-            kinds.setdefault((ends, unit.flops, self.nbytes[storage]), []).append(storage)
+            size = self.nbytes[storage], storage in self.older
+            kinds.setdefault((ends, unit.flops, size), []).append(storage)
         return tuple(frozenset(part) for kind in kinds.values() for part in _parts(kind))
 
     @cached_property
@@ -317,128 +326,45 @@ class PlannedCall:
 def planned_call(graph: StepGraph, call: BlockCall) -> PlannedCall:
     """Return program and moments of one call."""
     operators = [graph.operators[index] for index in call.operators]
-    groups = _groups(operators)
-    numbers = {s: n for n, s in enumerate(s for group in groups for each in group for s in each.makes)}
-    own = tuple(numbers)
-    outside: dict[int, int] = {}
-    units = tuple(_unit(group, numbers, outside, graph.nbytes) for group in groups)
-    places = {
-        storage: Value(each.ordinal, result, each.name)
-        for each in operators
-        for storage, result in each.makes.items()
-    }
     redemptions = sorted(call.redemptions, key=lambda each: each.moment)
-    for each in redemptions:
-        if each.storage not in numbers:
-            outside.setdefault(each.storage, -1 - len(outside))
-    numbers |= outside
+    asks_in_forward = any(each.moment < call.end for each in redemptions)
+    found = Contents(operators, parts=not asks_in_forward)
+    asked = [found.latest(each.storage) for each in redemptions]
+    numbers = found.numbered(asked)
+    own = {content: content.value for content in numbers if content.value is not None}
+    outside = [content for content in numbers if content.value is None]
+    last = {content.storage: number for content, number in numbers.items() if content.over is None}
+    made = {content.storage for content in own}
     program = BlockProgram(
-        units=units,
-        nbytes=tuple(graph.nbytes[storage] for storage in own),
-        outer_nbytes=tuple(graph.nbytes[storage] for storage in outside),
-        asked=tuple(numbers[each.storage] for each in redemptions),
-        values=tuple(places[storage] for storage in own),
+        units=tuple(units_of(found.groups, numbers, graph.nbytes)),
+        nbytes=tuple(graph.nbytes[content.storage] for content in own),
+        outer_nbytes=tuple(graph.nbytes[content.storage] for content in outside),
+        asked=tuple(map(numbers.__getitem__, asked)),
+        values=tuple(own.values()),
         inputs=tuple(
-            (outside[storage], input_value(number))
+            (last[storage], input_value(number))
             for storage, number in call.inputs.items()
-            if storage in outside and graph.nbytes[storage]
+            if storage in last and graph.nbytes[storage]
         ),
         operators=len(operators),
-        pinned=frozenset(
-            numbers[storage] for storage in _pinned(operators, groups) | (call.unasked & set(own))
-        ),
-        asks_in_forward=any(each.moment < call.end for each in redemptions),
+        pinned=frozenset(map(numbers.__getitem__, found.pinned()))
+        | {last[storage] for storage in call.unasked & made},
+        older=frozenset(number for content, number in numbers.items() if content.over),
+        asks_in_forward=asks_in_forward,
     )
     return PlannedCall(
         fqn=call.fqn,
         program=program,
         start=call.start,
         end=call.end,
-        starts=tuple(group[0].start for group in groups),
-        deaths=tuple(graph.deaths[storage] for storage in own),
+        starts=tuple(group[0].operator.start for group in found.groups),
+        deaths=tuple(content.death(graph.deaths) for content in own),
         asked=tuple(each.moment for each in redemptions),
         until=tuple(each.until for each in redemptions),
         released=tuple(each.released for each in redemptions),
         nodes=tuple(each.node for each in redemptions),
-        outer_deaths=tuple(graph.deaths[storage] for storage in outside),
-        storages=own,
-        outer_storages=tuple(outside),
-        dropped={numbers[storage]: until for storage, until in call.dropped.items() if storage in own},
-    )
-
-
-def _groups(operators: Sequence[StepOperator]) -> list[list[StepOperator]]:
-    """Return each operator that makes storages, with those that write to one of them afterwards."""
-    groups: list[list[StepOperator]] = []
-    home: dict[int, list[StepOperator]] = {}
-    for operator in operators:
-        written = next((home[storage] for storage in operator.writes if storage in home), None)
-        if written is not None:
-            written.append(operator)
-        elif operator.makes:
-            groups.append([operator])
-        home |= dict.fromkeys(operator.makes, written or (groups[-1] if groups else []))
-    return groups
-
-
-def _pinned(operators: Sequence[StepOperator], groups: Sequence[Sequence[StepOperator]]) -> frozenset[int]:
-    """Return the storages that operators read before others write to them, and all that is made with both.
-
-    An operator that does nothing else than write to a storage does not read it for others. One that writes to
-    a storage from outside never runs again, if it does not forgo that.
-    """
-    made = {storage: group for group in groups for each in group for storage in each.makes}
-    groups_of = {each.ordinal: group for group in groups for each in group}
-    readers: dict[int, list[int]] = {}
-    pinned: set[int] = set()
-    for each in operators:
-        runs_again = each.forgoes or each.writes <= made.keys()
-        for storage in each.reads if each.ordinal in groups_of else ():
-            if (each.makes or each.writes != {storage}) and (runs_again or storage in made):
-                readers.setdefault(storage, []).append(each.ordinal)
-        for storage in each.writes:
-            for ordinal in readers.get(storage, ()):
-                both = (*groups_of[ordinal], *made.get(storage, ()))
-                pinned.update(s for member in both for s in member.makes)
-    return frozenset(pinned)
-
-
-def _unit(
-    group: Sequence[StepOperator],
-    numbers: Mapping[int, int],
-    outside: dict[int, int],
-    nbytes: Mapping[int, int],
-) -> Unit:
-    """Return one unit of operators that run together, with storages numbered within the program."""
-    makes = [storage for each in group for storage in each.makes]
-    reads = dict.fromkeys(s for each in group for s in sorted(each.reads) if s not in makes)
-    for storage in reads:
-        if storage not in numbers:
-            outside.setdefault(storage, -1 - len(outside))
-    last = {storage: each.ordinal for each in group for storage in (*each.makes, *each.reads)}
-    is_outer_write = any(not each.forgoes and not each.writes <= {*makes} for each in group)
-
-    def number_of(storage: int) -> int:
-        return numbers.get(storage, outside.get(storage, -1))
-
-    return Unit(
-        name=group[0].name,
-        operators=tuple(each.ordinal for each in group),
-        steps=tuple(
-            UnitStep(
-                ordinal=each.ordinal,
-                made_bytes=sum(nbytes[storage] for storage in each.makes),
-                private_bytes=each.private_bytes,
-                random_states=each.random_states,
-                reads=tuple(number_of(storage) for storage in reads if last[storage] == each.ordinal),
-                made=tuple(numbers[storage] for storage in makes if last[storage] == each.ordinal),
-            )
-            for each in group
-        ),
-        reads=tuple(number_of(storage) for storage in reads),
-        makes=tuple(numbers[storage] for storage in makes),
-        flops=sum(each.flops for each in group),
-        seconds=sum(each.seconds for each in group),
-        random_states=sum(each.random_states for each in group),
-        is_repeatable=all(each.is_repeatable for each in group) and not is_outer_write,
+        outer_deaths=tuple(content.death(graph.deaths) for content in outside),
+        storages=tuple(content.number(len(graph.nbytes)) for content in own),
+        outer_storages=tuple(content.number(len(graph.nbytes)) for content in outside),
+        dropped={last[storage]: until for storage, until in call.dropped.items() if storage in made},
     )

@@ -142,14 +142,16 @@ def _in_chain(
 ) -> frozenset[int]:
     """Return storages of calls, by their numbers in the chain."""
     pairs = zip(calls, storages, strict=True)
-    return frozenset(number[call.storages[each]] for call, own in pairs for each in own)
+    stepwise = (call.storages[each] for call, own in pairs for each in own)
+    return frozenset(number[each] for each in stepwise if each in number)
 
 
 def _price(program: BlockProgram, storage: int) -> float:
     """Return the FLOPs that a byte costs to make of what autograd saves otherwise; endless if none may."""
     made = program.runs.making(*map(program.runs.bits_of, ([storage], program.saved - {storage})))
     units = [program.units[unit] for unit in made]
-    if storage in program.pinned or not all(unit.is_repeatable for unit in units):
+    is_lasting = storage in program.pinned | program.older
+    if is_lasting or not all(unit.is_repeatable for unit in units):
         return inf
     return sum(unit.flops for unit in units) / sum(step.made_bytes for step in units[-1].steps)
 

@@ -152,9 +152,8 @@ class Groups:
         # the second forward runs operator by operator, and counts bytes unit by unit
         ends = [(unit.operators[0], unit.operators[-1]) for unit in program.units]
         is_mixed = any(last > first for (_, last), (first, _) in pairwise(sorted(ends)))
-        return not (program.pinned or program.asks_in_forward or is_mixed) and all(
-            unit.is_repeatable for unit in program.units
-        )
+        stays = program.pinned or program.older or program.asks_in_forward
+        return not (stays or is_mixed) and all(unit.is_repeatable for unit in program.units)
 
     def _follows(self, index: int) -> bool:
         """Say whether a call may be in one group with the call before it.

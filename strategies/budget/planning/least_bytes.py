@@ -35,7 +35,8 @@ class LeastBytes:
                 arcs[self._unit[index], self._into[made]] = np.inf
                 arcs |= {(self._into[s] + 1, self._into[made]): np.inf for s in unit.reads if s >= 0}
         for storage in storages:
-            arcs[self._into[storage], self._into[storage] + 1] = float(max(program.nbytes[storage], 1))
+            nbytes = np.inf if storage in program.older else max(program.nbytes[storage], 1)
+            arcs[self._into[storage], self._into[storage] + 1] = float(nbytes)
         arcs |= {(self._into[storage] + 1, _SINK): np.inf for storage in program.saved}
         self._ends = np.array(sorted(arcs), dtype=np.int32)
         self._capacities = np.array([arcs[int(a), int(b)] for a, b in self._ends])

@@ -7,7 +7,7 @@ A call runs its units for the requests of backward. A member of a group runs som
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import groupby
@@ -506,17 +506,22 @@ class Simulation:
                     yield at, sizes[storage], here, -1
             state_bytes = step.random_states * self._state_bytes
             private_bytes = step.private_bytes + (self._state_bytes if step.random_states else 0)
+            # the memory of what it writes over becomes that of what it makes
+            yield from self._ended(at, (each for each in ended if each[0] in step.over))
             yield at, step.made_bytes, among, private_bytes
             if state_bytes:
                 yield at, -state_bytes, among & ~stashed.get(unit, 0), -1
             for storage in step.made:
                 if superfluous := among & ~stays.get(storage, 0):
                     yield at, -sizes[storage], superfluous, -1
-            for storage, here in ended:
-                yield at, -sizes[storage], here, -1
+            yield from self._ended(at, (each for each in ended if each[0] not in step.over))
         for storage, among in waiting.items():
             if among:
                 yield at, sizes[storage], among, 0
+
+    def _ended(self, at: int, ended: Iterable[tuple[int, int]]) -> Iterator[_Row]:
+        """Yield that storages are freed, each with its decisions."""
+        yield from ((at, -self._sizes[storage], among, -1) for storage, among in ended)
 
     def _steps(
         self, units: Sets, freed: Sets

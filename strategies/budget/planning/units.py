@@ -21,6 +21,7 @@ class UnitStep(NamedTuple):
         made_bytes, private_bytes: bytes that it makes, and that it makes and frees on top.
         random_states: states of generators that are stashed for it.
         reads, made: storages that the unit reads, and makes, for which this is its last operator.
+        over: storages that it writes over: in their memory, if nobody reads them any more, else in a copy.
     """
 
     ordinal: int
@@ -29,11 +30,12 @@ class UnitStep(NamedTuple):
     random_states: int
     reads: tuple[int, ...]
     made: tuple[int, ...]
+    over: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """Operators that run again together: one that makes storages, and those that write to them.
+    """Operators that run again together: one that makes storages or writes over some, and those that go on.
 
     Fields:
         name: name of the first operator.

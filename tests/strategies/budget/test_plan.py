@@ -88,7 +88,7 @@ CONTRADICTORY: dict[str, tuple[dict[str, Any], str]] = {
     "an operator that is not there": (changed({"recompute": [[9, 0, "a"]]}), "recompute names a.0 (9)"),
     "an operator before the first": (changed({"offload": [[-2, 0, "a"]]}), "offload names a.0 (-2)"),
     "half an operator": (changed({"keep": [[1.5, 0, "a"]]}), "keep names a.0 (1.5)"),
-    "a result before the first": (changed({"keep": [[1, -1, "a"]]}), "keep names a.-1 (1)"),
+    "a write of no operator": (changed({"offload": [[-1, -1, "input"]]}), "offload names input -1"),
     "an input that is kept": (changed({"keep": [[-1, 0, "input"]]}), "inputs can be offloaded alone"),
     "two fates": (changed({"recompute": [[3, 0, "aten.addmm.default"]]}), "(3) is in keep and in recompute"),
     "a drop of what is not there": (changed({"drop": [[9, 0, "a", [1]]]}), "drop names a.0 (9)"),

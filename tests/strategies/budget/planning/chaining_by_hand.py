@@ -20,7 +20,7 @@ from tests.strategies.budget.planning.grouping_by_hand import RANDOM_STATE_BYTES
 def drawn(program: BlockProgram, share: float, chance: random.Random) -> Decision:
     """Return a decision that keeps a share of the storages, and makes half of the fleeting ones anew."""
     some = frozenset(s for s in range(len(program.nbytes)) if chance.random() < share)
-    keep = program.completed(some | program.pinned)
+    keep = program.completed(some - program.older | program.pinned)
     return Decision(keep=keep, again=frozenset(s for s in program.fleeting - keep if chance.random() < 0.5))
 
 

@@ -271,11 +271,14 @@ class ByHand:
             here = waiting & set(units[unit].reads) if not number else set()
             waiting -= here
             live += sum(sizes[each] for each in here) + step.made_bytes
+            handed = sum(sizes[each] for each in step.over if left[each] == 1 and each in ending)
+            live -= handed  # whose memory becomes that of what is made
             peak = max(peak, live + step.private_bytes + self.state_bytes * (step.random_states > 0))
             live -= self.state_bytes * step.random_states * (unit not in stashed)
             live -= sum(sizes[each] for each in step.made if each in superfluous)
             for each in step.reads:
                 left[each] -= 1
                 live -= sizes[each] if not left[each] and each in ending else 0
+            live += handed
         live += sum(sizes[each] for each in waiting)
         return max(peak, live), live

@@ -88,7 +88,7 @@ def graph_of(name: str) -> StepGraph:
 def decisions(call: PlannedCall) -> Iterator[Decision]:
     """Yield every decision that keeps some storages of a call and lets the others run again."""
     program = call.program
-    free = [storage for storage in range(len(program.nbytes)) if storage not in program.pinned]
+    free = [s for s in range(len(program.nbytes)) if s not in program.pinned | program.older]
     yield PLAIN
     for kept in chain.from_iterable(combinations(free, count) for count in range(len(free) + 1)):
         keep = frozenset(kept) | program.pinned

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from strategies.budget.eager.planned_block import PlannedBlock, PlannedModule
 from strategies.budget.planning.block_options import CallOptions
@@ -173,40 +173,3 @@ def test_every_fate_of_each_saved_value_has_the_predicted_bytes() -> None:
             enclose(planned.blocks[call.fqn], PlannedModule(block=block))
         peak = measured_peak_bytes(planned, [x], step_of(planned, x))
         assert (chosen, peak) == (chosen, peak_bytes(graph, [option.effect]))
-
-
-class _Written(nn.Module):
-    """Reads its input or its own value, and writes to that in place."""
-
-    def __init__(self, body: Callable[[Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.inner, self._body = nn.Linear(WIDTH, WIDTH), body
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._body(x, self.inner(x.detach()))
-
-
-class _Writes(WithBlocks):
-    def __init__(self, body: Callable[[Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([_Written(body)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.layers[0](x * 1)
-        return outputs
-
-
-@pytest.mark.parametrize(
-    ("body", "pinned"),
-    [
-        pytest.param(lambda _, h: h.view(-1).relu_().view_as(h), 0, id="a view is no reader"),
-        pytest.param(lambda _, h: h.sin() * h.relu_(), 2, id="a value that was read, and who read it"),
-        pytest.param(lambda x, h: x.relu_() * h.sin(), 1, id="the linear layer, which read the input"),
-        pytest.param(lambda x, h: x.sin() * x.relu_() * h, 2, id="both that read the input"),
-    ],
-)
-def test_what_no_plan_makes_again_after_a_write(
-    body: Callable[[Tensor, Tensor], Tensor], pinned: int
-) -> None:
-    graph = captured(_Writes(body), torch.randn(2, 8, WIDTH))
-    assert len(planned_call(graph, graph.calls[0]).program.pinned) == pinned
