@@ -17,7 +17,6 @@ from strategies.budget.eager import carrying_out, first_call
 from strategies.budget.export import operator_modules, words_of_others
 from strategies.budget.plan import Plan, bounded
 from strategies.budget.planning import known_plans, planner
-from strategies.budget.planning.cost import Objective
 from strategies.regions import blocks, region
 from strategies.step import plan_capture
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from strategies.budget.planning.cost import Objective
     from strategies.regions.region import RegionCallSite
 
 _GIB = 1 << 30

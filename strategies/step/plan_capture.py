@@ -64,6 +64,9 @@ _CHECKPOINT = "torch.utils.checkpoint."
 _REFUSES_HOOKS = "don't yet support saved tensor hooks"
 _OWN_HOOKS = "have checkpoints of their own, or other hooks on saved tensors"
 _TWICE = "backward runs through a second time, as retain_graph and create_graph let it"
+_AGAIN = "have a function of autograd that reads twice what it has saved; let it read ctx.saved_tensors once"
+_COMPILED = "CompiledFunction"
+"""Name of a node that runs a graph, whose tensors a partition holds and no tape."""
 
 
 def capture(
@@ -472,9 +475,10 @@ class _Watch(StepRecorder):
         def unpack() -> Tensor:
             """Return what backward gets."""
             self._note_asked(facts)
-            if saving.is_done:
-                self.calls[call].stays_because = _TWICE
-            saving.is_done = not runs_again()
+            task = torch._C._current_graph_task_id()  # noqa: SLF001 (torch's checkpoint asks so too)
+            if saving.done_in is not None and not self._position.node.startswith(_COMPILED):
+                self.calls[call].stays_because = _AGAIN if saving.done_in == task else _TWICE
+            saving.done_in = None if runs_again() else task
             if not saving.is_late:
                 return redeem()
             late = partial(redeem)
@@ -597,7 +601,8 @@ class _Watch(StepRecorder):
                 call.unasked.add(each.storage)
             elif not each.asked:
                 call.dropped[each.storage] = max(released, call.dropped.get(each.storage, -1))
-            is_planned = call.stays_because != _TWICE and self._is_planned(each.storage, each.call)
+            asks_once = call.stays_because not in {_AGAIN, _TWICE}
+            is_planned = asks_once and self._is_planned(each.storage, each.call)
             found = call.redemptions if is_planned else call.shared
             for number, moment, node in each.asked:
                 until = deaths[number]
@@ -696,7 +701,7 @@ class _Saving:
         asked: life of each copy that backward got, the moment, and the name of the node that asked for it.
         released: moment at which the graph let go of it; `None` where it never did.
         is_late: whether backward reads it later than it asks for it.
-        is_done: whether its node has run for the last time, as far as the engine of autograd knew.
+        done_in: backward in which its node ran for the last time, as far as the engine of autograd knew.
         node_until: last moment at which its node has what becomes the value when it is read.
     """
 
@@ -707,7 +712,7 @@ class _Saving:
     released: int | None = None
     node_until: int = -1
     is_late: bool = False
-    is_done: bool = False
+    done_in: int | None = None
 
 
 def _sizes_over_time(changes: Sequence[tuple[int, int]], number: int) -> list[tuple[int, int]]:
