@@ -14,7 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations, repeat
+from itertools import combinations, count, repeat
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
@@ -96,10 +96,9 @@ def main(words: Sequence[str]) -> int:
 def step_times(model: str, acs: Sequence[str], *, rounds: int, hardware: Hardware) -> Iterator[StepTime]:
     """Yield the time of each variant of a model, measured in turns."""
     chosen = experiments([f"model={model}", *f"ac={ac}".split(), *_ON_ONE_RANK] for ac in acs)
-    device = torch.device("cpu")
-    seconds = timed_on(hardware)
+    device, seconds = torch.device("cpu"), timed_on(hardware)
     with TemporaryDirectory() as folder:
-        files = (Path(folder, str(number)) for number in range(len(chosen)))
+        files = (Path(folder, str(number)) for number in count())
         chosen = list(map(planned_on_fake_rank, chosen, repeat("cpu"), files))
         predicted = [seconds(step_of(each, "cpu").trace).step_s for each in chosen]
         steps = [harness_step(each, batches(each, device, 0)(0)) for each in chosen]
