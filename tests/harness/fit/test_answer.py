@@ -202,10 +202,13 @@ def test_an_option_that_differs_has_no_file_and_a_remedy(
     assert run(words) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("USE nothing: the plain step fits, ")
-    assert [line.split()[-1] for line in lines if line.strip().startswith(("full", "selective_op"))] == [
-        "differs",
-        "differs",
-    ]
+    options = [line.split() for line in lines if line.strip().startswith(("full", "selective_op"))]
+    written = tmp_path / "fit" / "apply_full_rewind.py"
+    assert {option[0]: option[-1] for option in options} == {
+        "full": "differs",
+        "full_rewind": str(written),
+        "selective_op": "differs",
+    }
     noted = [line for line in lines if "running_mean" in line]
     assert len(noted) == 1
     assert noted[0].startswith(
@@ -214,7 +217,7 @@ def test_an_option_that_differs_has_no_file_and_a_remedy(
     assert noted[0].endswith(
         "; forward changes state: use ac=full ac.rewind=true ac.module_classes=[NormedInBatch]"
     )
-    assert not (tmp_path / "fit").exists()
+    assert list(written.parent.iterdir()) == [written]
 
 
 def test_what_cannot_run_again_is_said_and_a_plan_is_made(
