@@ -17,7 +17,7 @@ Source: torch/utils/checkpoint.py, `_CachingTorchDispatchMode` and `_CachedTorch
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -87,8 +87,12 @@ class Keeping(LeavesCompiled, TorchDispatchMode):
             StrategyError: torch loses what the operator does where any mode sees it.
         """
         kwargs = kwargs or {}
-        if getattr(func, "_opname", "").startswith("_foreach_"):
-            _refuse_lost_history(func, args, kwargs)
+        if loses_history(func, args, kwargs):
+            raise StrategyError(
+                "ac",
+                f"{func} writes to views, and torch loses that where operators are watched, as "
+                "ac=selective_op does; write to one tensor at a time, or use ac=full",
+            )
         out = func(*args, **kwargs)
         if self._on:
             for storage in _storages(tensors_written(func, args, kwargs)):
@@ -161,17 +165,16 @@ class Returning(LeavesCompiled, TorchDispatchMode):
         return kept.value
 
 
-def _refuse_lost_history(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse an operator on many tensors that writes to views: under a mode the views keep their old history.
+def loses_history(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Say whether autograd loses what an operator writes: under a mode views keep their old history.
 
-    Measured with torch 2.13: `_foreach_mul_` on results of `view` has the gradient of nothing written.
+    It is one that writes to many tensors. Measured with torch 2.13: `_foreach_mul_` on results of `view` has
+    the gradient of nothing written.
     """
-    if any(each.requires_grad and each._is_view() for each in tensors_written(func, args, kwargs)):  # noqa: SLF001 (no public way)
-        raise StrategyError(
-            "ac",
-            f"{func} writes to views, and torch loses that where operators are watched, as ac=selective_op "
-            "does; write to one tensor at a time, or use ac=full",
-        )
+    return getattr(func, "_opname", "").startswith("_foreach_") and any(
+        each.requires_grad and each._is_view()  # noqa: SLF001 (no public way)
+        for each in tensors_written(func, args, kwargs)
+    )
 
 
 def _alias(tensor: Tensor) -> Tensor:

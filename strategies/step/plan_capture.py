@@ -31,6 +31,7 @@ from strategies.estimate.tensors import gradients_of, plain_tensors, tensors_in
 from strategies.generators import NUMPY, PYTHON, DrawWatch, moved
 from strategies.regions.blocks import Enclosed, ModelModules
 from strategies.regions.inner_units import gathered_aside, inner_units
+from strategies.regions.kept_results import loses_history
 from strategies.regions.recomputation import can_run_again
 from strategies.regions.region import Region, Unobserved, enclose, region_of
 from strategies.regions.rewind import python_state
@@ -65,6 +66,7 @@ _REFUSES_HOOKS = "don't yet support saved tensor hooks"
 _OWN_HOOKS = "have checkpoints of their own, or other hooks on saved tensors"
 _TWICE = "backward runs through a second time, as retain_graph and create_graph let it"
 _AGAIN = "have a function of autograd that reads twice what it has saved; let it read ctx.saved_tensors once"
+_LOST = "write to views by an operator on many tensors, which autograd loses under a tape"
 _COMPILED = "CompiledFunction"
 """Name of a node that runs a graph, whose tensors a partition holds and no tape."""
 
@@ -267,6 +269,7 @@ class _Watch(StepRecorder):
             else None
         )
         first = len(self.ledger.lives)
+        is_lost = loses_history(func, args, kwargs)
         result, recorded = self.recorded(func, args, kwargs)
         has_drawn = facts.draws(args, kwargs) or (draws is not None and draws.has_drawn())
         self._makers |= dict.fromkeys(recorded.makes, self._inside)
@@ -279,6 +282,8 @@ class _Watch(StepRecorder):
         self._operators.append(operator)
         if self._inside != OUTSIDE:
             self._note_in(self.calls[self._inside])
+            if is_lost:
+                self.calls[self._inside].stays_because = _LOST
         elif self._before_mode is not None and not self.calls:
             self._note_before(facts, args, kwargs)
         return result
@@ -601,8 +606,8 @@ class _Watch(StepRecorder):
                 call.unasked.add(each.storage)
             elif not each.asked:
                 call.dropped[each.storage] = max(released, call.dropped.get(each.storage, -1))
-            asks_once = call.stays_because not in {_AGAIN, _TWICE}
-            is_planned = asks_once and self._is_planned(each.storage, each.call)
+            may_plan = call.stays_because not in {_AGAIN, _LOST, _TWICE}
+            is_planned = may_plan and self._is_planned(each.storage, each.call)
             found = call.redemptions if is_planned else call.shared
             for number, moment, node in each.asked:
                 until = deaths[number]

@@ -25,6 +25,7 @@ from strategies.estimate.tensors import tensors_in
 from strategies.generators import DrawWatch, stashed
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.inner_units import gather, with_weights_in
+from strategies.regions.kept_results import loses_history
 from strategies.regions.saved_tensors import Packed, hooks_around, kept, local_of, packed_by
 from strategies.regions.versions import PLAIN, Version, alias_inside, version_of
 from strategies.step.before_blocks import signature_of
@@ -312,6 +313,13 @@ class BlockTape(OrderedMode):
     def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator that plans count, and note it."""
         facts = facts_of(func)
+        if loses_history(func, args, kwargs):
+            fqn = self._fates.plan.fqn
+            raise StrategyError(
+                "ac",
+                f"{func} in {fqn!r} writes to views, and torch loses that where a tape follows operators; "
+                "write to one tensor at a time, plan again, or use ac=full",
+            )
         if self._is_idle:
             return func(*args, **kwargs)
         if self._is_before and self._passes(facts, (args, kwargs)):

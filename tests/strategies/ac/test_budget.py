@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -279,7 +279,8 @@ def test_nested_tensors_are_refused_by_name() -> None:
 @pytest.mark.parametrize("is_planned", [False, True], ids=["at its first call", "planned"])
 @pytest.mark.parametrize("whole", [True, False], ids=["the model", "a block"])
 def test_compiled_blocks_are_refused_by_name(plan_file: Path, whole: bool, is_planned: bool) -> None:
-    how: dict[str, Any] = {"plan_file": str(plan_file)} if is_planned else {"fraction": 0.92}
+    how: dict[str, Any] = {"plan_file": str(plan_file)}
+    how = how if is_planned else {"fraction": 0.92, "objective": "flops"}
     model = Budget(layers_fqn="layers", **how).apply(toy())
     first = model.get_submodule("layers.0")
     if not whole:
@@ -637,3 +638,43 @@ def test_evaluation_with_gradients_runs_the_plain_blocks() -> None:
             model(x).sum().backward()
         found.append([*(each.grad for each in model.parameters()), torch.get_rng_state()])
     assert all(map(torch.equal, *found))
+
+
+class ManyWritten(nn.Module):
+    """A block that may write to several views at once, of which torch keeps no history under a mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.writes = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        views = [self.first(x), self.second(x)]
+        if self.writes:
+            torch._foreach_mul_(views, 0.5)
+        outputs: torch.Tensor = views[0].sin() * views[1].sin()
+        return outputs
+
+
+class ManyWriting(nn.Module):
+    """Several of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(ManyWritten() for _ in range(3)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.layers(x)
+        return outputs
+
+
+def test_writes_to_many_views_are_refused_under_a_tape(tmp_path: Path) -> None:
+    budget = Budget(fraction=0.8, layers_fqn="layers", objective="flops")
+    planned, x, file = budget.apply(ManyWriting()), torch.randn(4, 16, 8), tmp_path / "plan.json"
+    planned(x).sum().backward()
+    file.write_text(json.dumps(budget.observe(planned).plan))
+    writing = ManyWriting()
+    for block in writing.layers:
+        cast("ManyWritten", block).writes = True
+    with pytest.raises(StrategyError, match="writes to views, and torch loses that where a tape follows"):
+        Budget(plan_file=str(file), layers_fqn="layers").apply(writing)(x)

@@ -311,6 +311,15 @@ class ReadTwice(GatedBlock):
         return outputs
 
 
+class WritesToViews(GatedBlock):
+    """A block that writes to several views at once, of which torch keeps no history under a mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        views = [super().forward(x).view(-1, WIDTH), x.exp().view(-1, WIDTH)]
+        torch._foreach_mul_(views, 0.5)
+        return (views[0].sin() * views[1].sin()).view_as(x)
+
+
 class CalledTwice(Gated):
     """Runs its first block twice."""
 
@@ -351,6 +360,10 @@ LIMITS = {
     "a function that reads twice": (
         lambda: planner_with(ReadTwice()),
         f"'layers.1', which {_READS_TWICE}",
+    ),
+    "an operator on views": (
+        lambda: planner_with(WritesToViews()),
+        "'layers.1', which write to views by an operator on many tensors, which autograd loses under a tape",
     ),
     "called twice": (
         lambda: Planner(captured(CalledTwice(), torch.randn(4, 8, WIDTH))),
