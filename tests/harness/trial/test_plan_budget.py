@@ -247,7 +247,7 @@ CASES: dict[str, dict[str, Any]] = {
     "host memory": {"options": {"host_gib": 1.0}, "fraction": 0.4, "sizes": {"n_layers": 2}},
     "loops in blocks, dropout": {
         "model": "gpt", "sizes": {"vocab_size": 32, "n_heads": 2, "n_layers": 2}, "dropout": 0.1,
-        "batch_size": 8, "fraction": 0.45,
+        "batch_size": 8, "fraction": 0.4,
     },
 }  # fmt: skip
 

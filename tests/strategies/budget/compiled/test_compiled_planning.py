@@ -34,7 +34,7 @@ ROWS = {
     "gpt, dropout": ("model=gpt_nano model.dropout=0.1 ac.fraction=0.75", True),
     "gpt, time": ("model=gpt_nano ac.fraction=0.8 ac.objective=time", True),
     "llama": ("model=llama_nano ac.fraction=0.65", True),
-    "vit": ("model=vit_nano batch_size=16 ac.fraction=0.8", True),
+    "vit": ("model=vit_nano batch_size=16 ac.fraction=0.7", True),
 }
 
 
