@@ -342,11 +342,13 @@ class Schedules:
         """
         if not among:
             return
-        moment = self.call.asked[index] if index >= 0 else -1
+        moment, first = self.call.asked[index] if index >= 0 else -1, among & early[storage]
         if moment > until:
             last_read = self.requests[index].last_read
-            last_read[storage] = last_read.get(storage, 0) | among
-        if first := among & early[storage]:  # counts with what lives from forward on
+            # somebody outside, such as the module, may have the copy of forward longer than the call
+            outlives = self.second is None and self.call.all_deaths[storage] >= moment
+            last_read[storage] = last_read.get(storage, 0) | (among ^ first if outlives else among)
+        if first:  # counts with what lives from forward on
             early[storage] ^= first
             join(self.held.setdefault(storage, {}), {until: first})
             if moment > until:
