@@ -345,9 +345,9 @@ class Schedules:
         moment, first = self.call.asked[index] if index >= 0 else -1, among & early[storage]
         if moment > until:
             last_read = self.requests[index].last_read
-            # somebody outside, such as the module, may have the copy of forward longer than the call
-            outlives = self.second is None and self.call.all_deaths[storage] >= moment
-            last_read[storage] = last_read.get(storage, 0) | (among ^ first if outlives else among)
+            # forward, or the module, may have its copy longer
+            stays = self.second is None and moment <= max(self.call.all_deaths[storage], self.call.end - 1)
+            last_read[storage] = last_read.get(storage, 0) | (among ^ first if stays else among)
         if first:  # counts with what lives from forward on
             early[storage] ^= first
             join(self.held.setdefault(storage, {}), {until: first})

@@ -51,7 +51,7 @@ class ByHand:
         self.resident = set(kept) if second is None else set[int]()
         self.until_end = set(decision.keep | decision.offload) if second is None else set[int]()
         self.there = set(kept) | self.moved | outs
-        self.has_tape = not decision.is_plain
+        self.has_tape, self.is_alone = not decision.is_plain, second is None
         self.copied = self.again | {storage for storage, _ in self.drops}
         self.asked = {index: _Asked() for index in range(len(self.program.asked))}
         self.released: list[tuple[int, int]] = []
@@ -170,8 +170,11 @@ class ByHand:
         for storage in self.copied:
             self.held_until.pop(storage, None)
         for storage, reader, until in ended:
-            is_read_last = reader >= 0 and self.call.asked[reader] > until
-            if is_read_last:
+            moment = self.call.asked[reader] if reader >= 0 else -1
+            is_read_last = moment > until
+            stays = storage in early and self.is_alone
+            stays &= moment <= max(self.call.all_deaths[storage], self.call.end - 1)
+            if is_read_last and not stays:
                 self.asked[reader].last_read.add(storage)
             if storage in early:  # counts with what lives from forward on
                 early.remove(storage)
