@@ -146,7 +146,8 @@ class LiveStorages(OperatorMode):
 
     def _enter_results(self, func: Any, args: tuple[Any, ...], results: Sequence[Tensor]) -> None:
         for tensor in results:
-            self._enter_result(tensor, str(func), hidden=functools.partial(hidden_bytes, func, tensor, args))
+            hidden = functools.partial(hidden_bytes, func, tensor, args)
+            self._enter_result(tensor, str(func), hidden, is_view=getattr(func, "is_view", False))
         if self._position.is_accumulating and func in _GRADIENT_MAKERS:
             self.ledger.mark(self.numbers(results), Kind.GRADIENT)
         if self._position.is_accumulating and func is _aten.add_.Tensor:  # to that of a micro-batch before
@@ -194,18 +195,23 @@ class LiveStorages(OperatorMode):
     def _resize(self, number: int, nbytes: int) -> None:
         self.ledger.resize(number, nbytes, phase=self._position.phase, module=self._position.module)
 
-    def _enter_result(self, tensor: Tensor, op: str, hidden: Callable[[], int] = lambda: 0) -> None:
+    def _enter_result(
+        self, tensor: Tensor, op: str, hidden: Callable[[], int] = lambda: 0, *, is_view: bool = False
+    ) -> None:
         """Enter the storage of a result, or its new size.
 
         Args:
             hidden: returns what a storage without memory lacks of the real one.
+            is_view: whether it lies on the storage of an operand.
         """
         storage = tensor.untyped_storage()
-        known = self._live.get(storage._cdata)  # noqa: SLF001 (its identity)
+        known, is_fake = self._live.get(storage._cdata), storage.device.type == "meta"  # noqa: SLF001 (identity)
         if known is not None:
+            if is_view and is_fake and not self.ledger.lives[known[0]].nbytes:
+                storage.resize_(0)  # a view of a fake tensor brings back the memory that FSDP has freed
             self._resize(known[0], storage.nbytes() + self._hidden_bytes.get(known[0], 0))
             return
-        hidden_bytes = hidden() if storage.device.type == "meta" else 0
+        hidden_bytes = hidden() if is_fake else 0
         number = self._enter_made(
             storage.nbytes() + hidden_bytes,
             op,

@@ -435,21 +435,21 @@ def test_plans_of_experts_with_a_capacity_are_predicted(tmp_path: Path, pool2: R
 
 @_MATRIX
 @pytest.mark.parametrize(
-    ("model", "mesh"),
+    ("model", "fraction", "mesh"),
     [
-        ("llama", {**_RING, "dp_shard": 2}),
-        ("llama", {**_RING, "dp_replicate": 2}),
-        ("llama", {**_RING, "tp": 2, "sp": True}),
-        ("moe", {"dp_shard": 4, "ep": 2, "ep_capacity": 1.0}),
-        ("moe", {"dp_shard": 2, "ep": 2, "ep_capacity": 1.25, "tp": 2}),
+        ("llama", 0.85, {**_RING, "dp_shard": 2}),
+        ("llama", 0.9, {**_RING, "dp_replicate": 2}),
+        ("llama", 0.85, {**_RING, "tp": 2, "sp": True}),
+        ("moe", 0.85, {"dp_shard": 4, "ep": 2, "ep_capacity": 1.0}),
+        ("moe", 0.85, {"dp_shard": 2, "ep": 2, "ep_capacity": 1.25, "tp": 2}),
     ],
 )
 def test_ranks_with_like_steps_share_a_plan(
-    model: str, mesh: Mapping[str, Any], tmp_path: Path, pool4: RankPool
+    model: str, fraction: float, mesh: Mapping[str, Any], tmp_path: Path, pool4: RankPool
 ) -> None:
-    case = unlike(model, 2, 0.85, mesh)
+    case = unlike(model, 2, fraction, mesh)
     found = pool4.run(kept, case, tmp_path)
-    _require_kept(found, 0.85)
+    _require_kept(found, fraction)
     cases.require_neutral(pool4.run(cases.parity, _planned(case, tmp_path)))
 
 

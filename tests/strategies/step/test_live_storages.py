@@ -18,6 +18,13 @@ from strategies.step.ledger import Kind, is_activation
 from strategies.step.live_storages import LiveStorages
 from strategies.step.position import Position
 
+
+def view_of_freed(x: Tensor) -> Tensor:
+    made = x.detach().sin()
+    made.untyped_storage().resize_(0)  # as FSDP frees weights
+    return made.detach().untyped_storage().nbytes() + x.detach().cos().exp()
+
+
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "a result": lambda x: x.sin(),
     "a chain whose middle dies": lambda x: x.sin().cos().exp(),
@@ -25,6 +32,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "a number that a sum drops": lambda x: (x + 2.0).sum(),
     "a loss reduced in the memory of its elements": lambda x: functional.mse_loss(x, torch.zeros_like(x)),
     "an operand read in backward": lambda x: (x.sin() * x.cos()).sum(),
+    "a view of memory that was freed": view_of_freed,
 }
 
 
