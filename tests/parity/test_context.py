@@ -239,7 +239,7 @@ _OTHERS: list[tuple[str, str, dict[str, Any]]] = [
         ),
         *(
             pytest.param(f"cp2_{method}", "llama", "budget", _PLANNED, id=f"{method}, budget", marks=_MATRIX)
-            for method in METHODS
+            for method in _METHODS
         ),
     ],
 )

@@ -90,7 +90,12 @@ def test_is_bitwise_neutral(
     dropout: float,
     dtype: str,
 ) -> None:
-    case = _case(variant=variant, model=model, mesh=cases.MESHES[mesh], dropout=dropout, dtype=dtype)
+    # with two samples a rank the peak of an mlp lies in the optimizer, which no plan lowers
+    batch_size = 8 if (variant, model, mesh) == ("budget", "mlp", "ddp2") else 4
+    case = _case(
+        variant=variant, model=model, mesh=cases.MESHES[mesh], dropout=dropout, dtype=dtype,
+        batch_size=batch_size,
+    )  # fmt: skip
     assert unequal_ranks(case) == {}
 
 
