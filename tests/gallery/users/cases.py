@@ -198,7 +198,7 @@ CASES = dict(
         _neutral(held.Strong, reads=("(?i)strength",)),
         _neutral(held.number_attribute, reads=("scale",)),
         _neutral(held.number_attribute, REENTRANT, reads=("scale",)),
-        _neutral(held.number_attribute, (*OP, "ac.save_ops=[matmul]"), reads=("scale",)),
+        _neutral(held.number_attribute, (*OP, "ac.save_ops=[matmul]")),
         _neutral(held.adapter_chosen_before_the_step, reads=("active",)),
         _neutral(held.Careful, reads=()),
         _neutral(held.TrainsOtherwise, reads=("training|mode",)),
