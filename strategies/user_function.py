@@ -150,7 +150,9 @@ class UserFunction:
         except ValueError:  # some builtins do not tell
             return ""
         groups = {"dropout": "model"} if self.group == "model" else {}
-        required = [each.name for each in parameters if _is_required(each)]
+        required = [
+            each.name for each in parameters if each.default is Parameter.empty and each.kind in _NAMED
+        ]
         absent = [
             f"{groups.get(name, f'{self.group}.kwargs')}.{name}=…"
             for name in required
@@ -175,7 +177,3 @@ def defaults(function: Callable[..., Any]) -> dict[str, Any]:
 
 def _without_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
     return _without_arguments(function.func) if isinstance(function, partial) else function
-
-
-def _is_required(parameter: Parameter) -> bool:
-    return parameter.default is Parameter.empty and parameter.kind in _NAMED

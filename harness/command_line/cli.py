@@ -377,7 +377,9 @@ def _act(
     if chosen.show is not None:
         _show(alone, chosen.show, _elsewhere(chosen, agent))
     elif act == "list":
-        _outline(alone, chosen.run, launcher)
+        store = Store(Path(chosen.run.outputs_dir) / chosen.run.name)
+        is_done = finished_before(store, launcher, rerun=chosen.run.rerun)
+        sys.stdout.write(f"{outline(alone, store, is_done)}\n")
     elif act == "predict":
         _predict(points, chosen, launcher, agent)
     else:
@@ -455,13 +457,6 @@ def _show(points: Sequence[Point], what: str, elsewhere: Elsewhere) -> None:
         if len(points) > 1:
             sys.stdout.write(f"# {each.trial_id}\n")
         sys.stdout.write(f"{elsewhere.view(each.experiment, what)}\n")
-
-
-def _outline(points: Sequence[Point], run: Run, launcher: Launcher) -> None:
-    """Print what would run, and what is there already."""
-    store = Store(Path(run.outputs_dir) / run.name)
-    is_done = finished_before(store, launcher, rerun=run.rerun)
-    sys.stdout.write(f"{outline(points, store, is_done)}\n")
 
 
 def _predict(

@@ -135,7 +135,14 @@ class Experiment(Recipe):
                 f"must be a multiple of the {self.mesh.dp} data-parallel ranks of {self.mesh.label}, "
                 f"got {self.batch_size}",
             )
-        self._require_whole_micro_batches()
+        share = self.batch_size // self.mesh.dp
+        if share % self.microbatches:
+            of = f"each of the {self.mesh.dp} data-parallel ranks" if self.mesh.dp > 1 else "a step"
+            raise ConfigError(
+                "microbatches",
+                f"must divide the {share} samples of {of}, got {self.microbatches}; make batch_size a "
+                f"multiple of {self.mesh.dp * self.microbatches}",
+            )
         self._require_parts()
         self._require_reduced_gradients()
         if self.mesh.pp > 1:
@@ -145,7 +152,14 @@ class Experiment(Recipe):
         self._require_ranks_to_shard_over()
         self._require_whole_forwards()
         self._require_one_budget()
-        self._require_wrap_order()
+        if self.wrap_order == "outside_fsdp" and not self.mesh.is_sharded:
+            raise ConfigError(
+                "wrap_order",
+                f"outside_fsdp needs FSDP, but {self.mesh.label} shards nothing; "
+                "use mesh=shard2 or inside_fsdp",
+            )
+        if self.mesh.fsdp == "fsdp1":
+            self._require_readable_parameters()
         if self.is_compiled:
             self._require_compilable()
         elif self.ac.needs_compiler:
@@ -364,16 +378,6 @@ class Experiment(Recipe):
                 "compile_order",
                 "compile_first with compile_scope=model needs wrap_order=call_site: no block of a compiled "
                 "model can be made a region; use compile_scope=blocks or compile_order=ac_first",
-            )
-
-    def _require_whole_micro_batches(self) -> None:
-        share = self.batch_size // self.mesh.dp
-        if share % self.microbatches:
-            of = f"each of the {self.mesh.dp} data-parallel ranks" if self.mesh.dp > 1 else "a step"
-            raise ConfigError(
-                "microbatches",
-                f"must divide the {share} samples of {of}, got {self.microbatches}; make batch_size a "
-                f"multiple of {self.mesh.dp * self.microbatches}",
             )
 
     def _require_parts(self) -> None:
@@ -621,16 +625,6 @@ class Experiment(Recipe):
         if self.chunk.chunk_offers is not None and not plans:
             problem = "give one of chunk.budget_mib and chunk.fraction, got neither"
             raise ConfigError("chunk", f"{problem}; without one chunk=budget follows ac=budget")
-
-    def _require_wrap_order(self) -> None:
-        if self.wrap_order == "outside_fsdp" and not self.mesh.is_sharded:
-            raise ConfigError(
-                "wrap_order",
-                f"outside_fsdp needs FSDP, but {self.mesh.label} shards nothing; "
-                "use mesh=shard2 or inside_fsdp",
-            )
-        if self.mesh.fsdp == "fsdp1":
-            self._require_readable_parameters()
 
     def _require_readable_parameters(self) -> None:
         """Refuse an AC variant that reads parameters which FSDP1 has flattened or freed."""

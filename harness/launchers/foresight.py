@@ -30,7 +30,11 @@ def foreseen(
         call: calls a function where torch is imported, as `Agent.call` does.
         folder: keeps plans that the trial needs, too.
     """
-    if not is_foreseen(experiment):
+    # a trial with fewer timed pairs takes hardly longer than its prediction; a user's model is called by its
+    # ranks alone, and kernels of CUDA are not known
+    is_long = experiment.protocol.timed_pairs >= Protocol().timed_pairs
+    is_ours = not experiment.model.runs_user_code() and device_type(experiment.mesh) == "cpu"
+    if not (is_long and is_ours):
         return None
     try:
         found: PredictedStep | None = call(_PREDICTION, experiment, hardware, folder, deadline_s=PATIENCE_S)
@@ -38,14 +42,3 @@ def foreseen(
         sys.stderr.write(f"acbench: runs without a prediction: {error}\n")
         return None
     return found
-
-
-def is_foreseen(experiment: Experiment) -> bool:
-    """Return whether a prediction tells more than it costs.
-
-    A trial with fewer timed pairs than the standard's takes hardly longer than its prediction. A user's model
-    is called by its ranks alone; kernels of CUDA are not known.
-    """
-    is_long = experiment.protocol.timed_pairs >= Protocol().timed_pairs
-    is_ours = not experiment.model.runs_user_code() and device_type(experiment.mesh) == "cpu"
-    return is_long and is_ours

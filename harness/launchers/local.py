@@ -59,7 +59,15 @@ class Local(Driven):
                 "mesh.nodes", f"this launcher runs on one node, got {mesh.nodes}; use hydra/launcher=slurm"
             )
         if device_type(mesh) == "cuda":
-            _check_devices(mesh)
+            devices = cuda_count()
+            if devices == 0:
+                raise ConfigError(
+                    "mesh.device", "cuda was asked for, but this torch sees no CUDA device; use cpu"
+                )
+            if mesh.ranks_per_node > devices:
+                raise ConfigError(
+                    "mesh", f"{mesh.label} needs {mesh.ranks_per_node} CUDA devices a node, found {devices}"
+                )
             return
         if mesh.cp_method == "torch":
             problem = "torch has no rules for kernels of the CPU, and torch sees no CUDA device here"
@@ -213,16 +221,6 @@ def _start(spec: LaneSpec, slice_: Slice) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=log,
             start_new_session=True,  # Ctrl-C on the terminal reaches the driver only
-        )
-
-
-def _check_devices(mesh: Mesh) -> None:
-    devices = cuda_count()
-    if devices == 0:
-        raise ConfigError("mesh.device", "cuda was asked for, but this torch sees no CUDA device; use cpu")
-    if mesh.ranks_per_node > devices:
-        raise ConfigError(
-            "mesh", f"{mesh.label} needs {mesh.ranks_per_node} CUDA devices a node, found {devices}"
         )
 
 

@@ -133,10 +133,16 @@ def note_own_code() -> None:
 def _own() -> Mapping[str, Any]:
     """Return commit, sources and packages of this process."""
     version = torch_version()
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
     return {
         "torch": version["__version__"],
         "cuda": version["cuda"],
-        "packages": _package_versions(),
+        "packages": versions,
         "source_digest": _source_digest(),
         "commit": _commit(Path(__file__)),
     }
@@ -185,16 +191,6 @@ def cpu_name() -> str:
         if key.strip() == "model name"
     ]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def _package_versions() -> dict[str, str]:
-    versions = {}
-    for name in _PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
 def _source_digest() -> str:

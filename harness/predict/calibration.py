@@ -123,6 +123,7 @@ def _best_of_rounds() -> tuple[dict[str, float], dict[str, float]]:
 
 
 def _round() -> dict[str, float]:
+    given = torch.ones(1 << 18)
     return {
         "fp32": _flops_per_s(torch.float32),
         "bf16": _flops_per_s(torch.bfloat16),
@@ -131,7 +132,7 @@ def _round() -> dict[str, float]:
         "launch_s": _launch_s(),
         "policy_s": _policy_s(),
         "attention_flops_per_s": _attention_flops_per_s(),
-        "functions_per_s": _functions_per_s(),
+        "functions_per_s": given.numel() / _best_s(lambda: functional.gelu(given)),
         **{f"rows{rows}": _flops_per_s(torch.float32, rows) for rows in _FEW_ROWS},
     }
 
@@ -164,11 +165,6 @@ def _attention_flops_per_s() -> float:
         functional.scaled_dot_product_attention(query, key, value, is_causal=True).backward(value)
 
     return 7 * flops / _best_s(both)
-
-
-def _functions_per_s() -> float:
-    given = torch.ones(1 << 18)
-    return given.numel() / _best_s(lambda: functional.gelu(given))
 
 
 def _moved_bytes_per_s() -> float:

@@ -119,7 +119,9 @@ class Agent:
                 "RankJob.rendezvous: several nodes need an address that all of them know, got None"
             )
         server = self._ready_server()
-        self._dismiss_assistant()
+        assistant, self._assistant = self._assistant, None
+        if assistant is not None:
+            assistant.close()
         make_folder(job.trial_dir, within=job.trial_dir.parent)
         for rank in job.local:
             forget(job.trial_dir, rank)
@@ -146,11 +148,6 @@ class Agent:
         server, self._server, self._assistant = self._server, None, None
         if server is not None:
             server.close()
-
-    def _dismiss_assistant(self) -> None:
-        assistant, self._assistant = self._assistant, None
-        if assistant is not None:
-            assistant.close()
 
     def _ready_server(self) -> ForkServer:
         """Return the fork server, started where there is none; one that fails is closed."""

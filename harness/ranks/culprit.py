@@ -163,7 +163,9 @@ def _halted(trial: _Trial) -> Outcome | None:
     if ended is not None:
         return _lost(ended.message, kind=ended.error_kind)
     if trial.missing:
-        return _node_lost(trial.missing[0], trial)
+        node = trial.missing[0]
+        reached = max((trial.phase_of(rank) for rank in trial.ranks_of(node)), key=PHASES.index)
+        return _lost(f"the agent of node {node} ({trial.hosts[node]}) left no report", phase=reached)
     over = next((halt for halt in trial.halts if halt.is_timeout), None)
     return None if over is None else _timeout(over, trial)
 
@@ -260,15 +262,12 @@ def _describe(death: Death) -> tuple[str, str]:
     if death.kind is not None:  # it could not write its report
         return death.kind, death.message or ""
     if death.code < 0:
-        name = _signal_name(-death.code)
+        number = -death.code
+        known = {member.value: member.name for member in signal.Signals}
+        name = known.get(number, f"signal {number}")
         hint = "; the kernel sends it when memory is exhausted" if name == "SIGKILL" else ""
         return name, f"rank {death.rank} was killed by {name}{hint}"
     return f"exit {death.code}", f"rank {death.rank} exited with status {death.code} and without a result"
-
-
-def _signal_name(number: int) -> str:
-    known = {member.value: member.name for member in signal.Signals}
-    return known.get(number, f"signal {number}")
 
 
 def _failure(cause: _Cause, trial: _Trial) -> Outcome:
@@ -281,11 +280,6 @@ def _failure(cause: _Cause, trial: _Trial) -> Outcome:
 
 def _lost(message: str, *, kind: str = "lost", phase: str | None = None) -> Outcome:
     return Outcome(status="lost", error=Failure(kind=kind, message=message, phase=phase))
-
-
-def _node_lost(node: int, trial: _Trial) -> Outcome:
-    reached = max((trial.phase_of(rank) for rank in trial.ranks_of(node)), key=PHASES.index)
-    return _lost(f"the agent of node {node} ({trial.hosts[node]}) left no report", phase=reached)
 
 
 def _timeout(over: Halt, trial: _Trial) -> Outcome:
@@ -311,7 +305,8 @@ def _help(over: Halt, trial: _Trial) -> str:
     Where all wait at one place, a slow collective may be all that is wrong.
     """
     places = []
-    if _all_wait(trial):
+    waiting = {rank for node in trial.nodes.values() for rank in node.waiting}
+    if len(trial.ranks) > 1 and waiting == set(trial.ranks):
         places = [place for _, node in sorted(trial.nodes.items()) for place in node.places]
     shown = "; ".join(places[:_MOST_PLACES])
     waits = [place.partition(_WAITS_IN) for place in places]
@@ -319,11 +314,6 @@ def _help(over: Halt, trial: _Trial) -> str:
         return f"; every rank waits for others, which more time does not help: {shown}"
     more = "; a larger protocol.deadline_s gives it more time" if over.kind == "deadline" else ""
     return f"; {shown}{more}" if shown else more
-
-
-def _all_wait(trial: _Trial) -> bool:
-    waiting = {rank for node in trial.nodes.values() for rank in node.waiting}
-    return len(trial.ranks) > 1 and waiting == set(trial.ranks)
 
 
 def _progress(rank: int, trial: _Trial) -> tuple[bool, int, int, float, int]:

@@ -132,7 +132,15 @@ def main(start: RankStart) -> NoReturn:
     faulthandler.register(STACK_SIGNAL, file=sys.stderr)
     store: Store | None = None
     with RankContext(start) as context:
-        _set_up(start)
+        os.environ.update(
+            RANK=str(start.rank), LOCAL_RANK=str(start.local_rank), WORLD_SIZE=str(start.job.total)
+        )
+        if start.job.cores is not None:
+            # first: threads are born where their maker may run
+            os.sched_setaffinity(0, start.job.cores)
+        torch.set_num_threads(start.job.threads_per_rank)
+        if start.job.device == "cuda":
+            torch.cuda.set_device(start.local_rank)
         store = _join(start)
         module, _, function = job.entry.partition(":")
         entry = getattr(importlib.import_module(module), function)
@@ -152,15 +160,6 @@ def _redirect(log: Path) -> None:
         open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115 (a descriptor; lives as long as the process)
         for number in (1, 2)
     )
-
-
-def _set_up(start: RankStart) -> None:
-    os.environ.update(RANK=str(start.rank), LOCAL_RANK=str(start.local_rank), WORLD_SIZE=str(start.job.total))
-    if start.job.cores is not None:
-        os.sched_setaffinity(0, start.job.cores)  # first: threads are born where their maker may run
-    torch.set_num_threads(start.job.threads_per_rank)
-    if start.job.device == "cuda":
-        torch.cuda.set_device(start.local_rank)
 
 
 def _join(start: RankStart) -> Store | None:

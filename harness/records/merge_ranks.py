@@ -11,7 +11,6 @@ from harness.records.measured import (
     Allocator,
     MeasuredBaseline,
     MeasuredMemory,
-    MeasuredTime,
     MeasuredWork,
     MemoryNumbers,
     PeakBytes,
@@ -297,7 +296,8 @@ def merge_time(ranks: Sequence[RankResult], work: Work) -> Time | None:
         variant=_slowest([time.variant_s for time in times]), twin=_slowest([time.twin_s for time in times])
     )
     step_time_s = quantiles(samples.variant)
-    tokens, rate = times[0].tokens_per_step, _lowest_rate(times)
+    rates = [time.peak_flops_per_s for time in times if time.peak_flops_per_s is not None]
+    tokens, rate = times[0].tokens_per_step, min(rates) if len(rates) == len(times) else None
     of_job = None if tokens is None else tokens / step_time_s.median
     plain = work.baseline
     return Time(
@@ -371,11 +371,6 @@ def highest_by_phase(phases: Sequence[Mapping[str, _Counts]]) -> dict[str, dict[
 
 def _slowest(samples: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
     return tuple(max(step) for step in zip(*samples, strict=True))
-
-
-def _lowest_rate(times: Sequence[MeasuredTime]) -> float | None:
-    rates = [time.peak_flops_per_s for time in times if time.peak_flops_per_s is not None]
-    return min(rates) if len(rates) == len(times) else None
 
 
 def _utilisation(flops: int | None, step_time_s: float, rate: float | None) -> float | None:

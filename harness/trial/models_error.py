@@ -61,7 +61,7 @@ def _is_of_model(frame: FrameType) -> bool:
     path = Path(frame.f_code.co_filename)
     if _is_ours(path) or not path.is_absolute():  # else code that was made of a text
         return False
-    if _is_installed(path):
+    if any(name in path.parts for name in _PACKAGES):
         return _is_module(frame.f_locals.get("self"))
     return not path.is_relative_to(_LIBRARY)
 
@@ -76,10 +76,6 @@ def _is_module(value: object) -> bool:
     kind = type(value)
     names = {base.__module__ for base in kind.__mro__}
     return kind.__module__.partition(".")[0] != "torch" and "torch.nn.modules.module" in names
-
-
-def _is_installed(path: Path) -> bool:
-    return any(name in path.parts for name in _PACKAGES)
 
 
 def _is_ours(path: Path) -> bool:

@@ -132,15 +132,10 @@ def device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh | None:
     names = [name for name in Coordinate._fields if name not in {"pp", "cp"} or getattr(mesh, name) > 1]
     sizes = {name: getattr(mesh, name) for name in names}
     if mesh.ep > 1:  # ranks that share experts are next to each other
-        sizes = _with_experts_apart(sizes, mesh)
+        apart = {"expert_shard": mesh.dp_shard * mesh.cp // mesh.ep, "expert": mesh.ep // mesh.cp}
+        parts = ((name, apart if name == "dp_shard" else {name: size}) for name, size in sizes.items())
+        sizes = {name: size for _, part in parts for name, size in part.items()}
     return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-
-
-def _with_experts_apart(sizes: Mapping[str, int], mesh: Mesh) -> dict[str, int]:
-    """Return the dimensions of a mesh, of shards two: those of the same experts, and those with others."""
-    apart = {"expert_shard": mesh.dp_shard * mesh.cp // mesh.ep, "expert": mesh.ep // mesh.cp}
-    parts = ((name, apart if name == "dp_shard" else {name: size}) for name, size in sizes.items())
-    return {name: size for _, part in parts for name, size in part.items()}
 
 
 def split_experts(
@@ -306,7 +301,8 @@ def shard_fsdp2(
     for experts in shared_experts(model) if mesh.ep > 1 else ():
         fully_shard(experts, **of_experts)
     for unit in (*units.values(), model):
-        for part in _of_other_dtypes(unit, _unit_dtype(unit)):
+        dtypes = (*_own_dtypes(unit), *(parameter.dtype for parameter in unit.parameters()))
+        for part in _of_other_dtypes(unit, next(iter(dtypes), torch.float32)):
             fully_shard(part, **options)
         fully_shard(unit, **options)
     return model
@@ -421,12 +417,6 @@ def _of_other_dtypes(module: nn.Module, dtype: torch.dtype) -> Iterator[nn.Modul
         yield from _of_other_dtypes(child, own)
         if own is not dtype:
             yield child
-
-
-def _unit_dtype(unit: nn.Module) -> torch.dtype:
-    """Return the dtype of a unit's own parameters, or of the first inside."""
-    dtypes = (*_own_dtypes(unit), *(parameter.dtype for parameter in unit.parameters()))
-    return next(iter(dtypes), torch.float32)
 
 
 def _own_dtypes(module: nn.Module) -> dict[torch.dtype, None]:

@@ -38,7 +38,9 @@ def check_split(spec: ModelSpec, batch: Batch, tp: int) -> None:
     _require_styles(spec, plan)
     with torch.device("meta"):
         whole, split = spec.build(), spec.build()
-    found = _matched(split, plan)
+    axis = TensorAxis(ranks=1, splits=plan)
+    styles = ((fqn, axis.split(fqn)) for fqn, _ in split.named_modules())
+    found = {fqn: style for fqn, style in styles if style is not None}
     _require_matches(spec, plan, found)
     for fqn, style in found.items():
         _require_splittable(fqn, split, style, tp)
@@ -72,12 +74,6 @@ def _require_styles(spec: ModelSpec, plan: Mapping[str, Any]) -> None:
             known = ", ".join(STYLES)
             remedy = "shard=cheapest places norms and sequences by itself"
             raise ConfigError("mesh.tp", f"{problem}, which is none of {known}; {remedy}")
-
-
-def _matched(model: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
-    axis = TensorAxis(ranks=1, splits=plan)
-    styles = ((fqn, axis.split(fqn)) for fqn, _ in model.named_modules())
-    return {fqn: style for fqn, style in styles if style is not None}
 
 
 def _require_matches(spec: ModelSpec, plan: Mapping[str, str], found: Mapping[str, str]) -> None:

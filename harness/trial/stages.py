@@ -296,7 +296,7 @@ class _Cutter:
 
     def _absent(self, number: int) -> AbsentBlock:
         """Return what stands where a block of another stage is called."""
-        flow, first = self._cut.flow, flow_start(self._cut, self._index)
+        flow, first = self._cut.flow, sum(len(names) for names in self._cut.stages[: self._index])
         if number > first:
             return _Later(flow.passed[number - 1])
         return _Earlier(flow.passed[number], self._route if number == first - 1 else None)
@@ -320,11 +320,6 @@ class _Cutter:
                 module.__dict__[hooks] = OrderedDict()
         for each, tensor in held.items():
             module.__dict__[each] = Elsewhere.like(tensor, repr(f"{begins}{each}"))
-
-
-def flow_start(cut: Cut, index: int) -> int:
-    """Return the number of the first block of a stage."""
-    return sum(len(names) for names in cut.stages[:index])
 
 
 def _is_elsewhere(module: nn.Module) -> bool:

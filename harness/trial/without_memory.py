@@ -65,21 +65,17 @@ def check_variant(
     """
     built, sample = _without_memory(model, batch)
     require_container(built, model.layers_fqn)
-    _require_trainable(model, built, training)
+    made_model.require_trainable(built, optimizer=training.optimizer, is_sharded=training.fsdp is not None)
+    Precision(asked=training.dtype, casts_buffers=model.casts_buffers()).cast(built)
+    if training.fsdp is not None:
+        units = children_of(built, model.layers_fqn) if model.layers_fqn else {}
+        require_shardable(built, units, training.fsdp, use_orig_params=training.use_orig_params)
     if is_call_site:
         ac.call_site(built)
         return
     built = ac.apply(built, sample.inputs)
     if training.fsdp and model.layers_fqn:
         ac.check_units(built, children_of(built, model.layers_fqn))
-
-
-def _require_trainable(model: ModelSpec, built: nn.Module, training: Training) -> None:
-    made_model.require_trainable(built, optimizer=training.optimizer, is_sharded=training.fsdp is not None)
-    Precision(asked=training.dtype, casts_buffers=model.casts_buffers()).cast(built)
-    if training.fsdp is not None:
-        units = children_of(built, model.layers_fqn) if model.layers_fqn else {}
-        require_shardable(built, units, training.fsdp, use_orig_params=training.use_orig_params)
 
 
 def check_stages(model: ModelSpec, acs: Sequence[Strategy], mesh: Mesh, batch: tuple[int, int]) -> None:

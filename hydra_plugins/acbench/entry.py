@@ -57,7 +57,9 @@ def ended_by_its_reader() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        if not _has_lost_its_reader():
+        poll = select.poll()
+        poll.register(sys.stdout, select.POLLOUT)
+        if not any(event & select.POLLERR for _, event in poll.poll(0)):
             raise  # another pipe
         _leave_quietly()
     finally:
@@ -151,12 +153,6 @@ def _run(command: str, module: str, function: str = "main", *, defers: bool = Fa
         if defers:
             importlib.import_module("harness.deferred").install()
         sys.exit(getattr(importlib.import_module(module), function)())
-
-
-def _has_lost_its_reader() -> bool:
-    poll = select.poll()
-    poll.register(sys.stdout, select.POLLOUT)
-    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _leave_quietly() -> NoReturn:

@@ -55,15 +55,11 @@ class ProductSweeper(BasicSweeper):
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         overrides = parser.parse_overrides([*self._parse_config(), *arguments])
         for override in overrides:
-            _add_where_missing(override)
+            if "." in override.key_or_group and override.type is OverrideType.CHANGE:
+                override.type = OverrideType.FORCE_ADD
             _choose(override, self._asked_for)
         (points,) = self.split_arguments(overrides, max_batch_size=None)
         return [self.launcher.launch(points, initial_job_idx=0)]
-
-
-def _add_where_missing(override: Override) -> None:
-    if "." in override.key_or_group and override.type is OverrideType.CHANGE:
-        override.type = OverrideType.FORCE_ADD
 
 
 def _choose(override: Override, asked_for: Sequence[str]) -> None:

@@ -89,7 +89,9 @@ class OuterState:
     def __init__(self, model: nn.Module) -> None:
         self._places = all_places_of(model)
         self._kept = self._read()
-        self._caches = [(each, each.cache_info()) for each in _caches_of(model)]
+        self._caches = [
+            (each, each.cache_info()) for each in _functions_of(model) if isinstance(each, Cached)
+        ]
 
     def is_current(self) -> bool:
         """Say whether it is what it was, and no function has kept a result by `functools.cache` since."""
@@ -205,11 +207,6 @@ def _places_of_functions(model: nn.Module) -> tuple[Place, ...]:
         for place in _places_of_function(function)
     )
     return tuple({(id(each.owner), each.name): each for each in places}.values())
-
-
-def _caches_of(model: nn.Module) -> list[Cached[Any]]:
-    """Return the functions among them whose results `functools.cache` keeps."""
-    return [each for each in _functions_of(model) if isinstance(each, Cached)]
 
 
 def _functions_of(model: nn.Module) -> list[FunctionType | Cached[Any]]:

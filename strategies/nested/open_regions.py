@@ -158,7 +158,10 @@ class OpenRegions:
             StrategyError: that changes in place what was made outside of them.
         """
         between = common(self.latest, path)
-        self._place_waiting(between)
+        for ticket in self._waiting:
+            assert ticket.packed is not None
+            self._place(ticket, ticket.packed(), between)
+        self._waiting.clear()
         if self._open:
             if self._nest.recomputed(between)[: len(self._outer) + 1] == self._open[0].region.regions:
                 self._place_calls(between)
@@ -231,12 +234,6 @@ class OpenRegions:
 
     def _place_call(self, call: Call | Edge, label: Path) -> None:
         call.label, call.regions = label, self._nest.recomputed(label)
-
-    def _place_waiting(self, label: Path) -> None:
-        for ticket in self._waiting:
-            assert ticket.packed is not None
-            self._place(ticket, ticket.packed(), label)
-        self._waiting.clear()
 
     def _place(self, ticket: Ticket, tensor: Tensor, label: Path) -> None:
         """Decide what becomes of a tensor that autograd saves: the innermost region is asked first."""

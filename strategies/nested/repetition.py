@@ -160,7 +160,10 @@ class Repetition:
                 for call in group:
                     self._call, self._expected = call, iter(call.tickets)
                     self._run_followed(call, values, last)
-                    self._refuse_fewer(call)
+                    if next(self._expected, None) is not None:
+                        raise CheckpointError(
+                            f"ac: {call.name!r} saved fewer tensors in its recomputation than in forward"
+                        )
                     self._stop_if_enough()
                 continue
             calls = list(group)
@@ -175,7 +178,9 @@ class Repetition:
         for box in self._boxes:
             box.clear()
         self._boxes.clear()
-        _release(call, values, last)
+        for slot in (*call.made, *call.read()):
+            if last.get(slot, call) is call:
+                values.pop(slot, None)
 
     def _run_followed(self, call: Call, values: dict[Slot, Tensor], last: dict[Any, Call]) -> None:
         """Run a call again, with what follows it, such as an offloading region, told of it."""
@@ -221,12 +226,6 @@ class Repetition:
             self._missing -= 1
             self._stop_if_enough()
 
-    def _refuse_fewer(self, call: Call) -> None:
-        if next(self._expected, None) is not None:
-            raise CheckpointError(
-                f"ac: {call.name!r} saved fewer tensors in its recomputation than in forward"
-            )
-
     def _stop_if_enough(self) -> None:
         if self._stops and not self._missing and not self._waiting:
             raise _Enough
@@ -245,12 +244,6 @@ def _inner(region: Region, regions: Regions, calls: list[Call], values: dict[Slo
         inputs=readings_of({slot: values[slot] for slot in read_from_outside(calls)}, regions[-1]),
         is_unfinished=region.is_unfinished or region.running in calls,
     )
-
-
-def _release(call: Call, values: dict[Slot, Tensor], last: dict[Any, Call]) -> None:
-    for slot in (*call.made, *call.read()):
-        if last.get(slot, call) is call:
-            values.pop(slot, None)
 
 
 def _dropped(_: Tensor) -> list[Tensor]:

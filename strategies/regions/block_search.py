@@ -169,7 +169,8 @@ def _entered(modules: Mapping[str, nn.Module], boxes: list[str]) -> list[str]:
     found: list[str] = []
     for box in boxes:
         children = _blocks_in(modules, box)
-        if _are_alike(modules, children):
+        alike = Counter(_shapes(modules[child]) for child in children)
+        if 2 * sum(count for count in alike.values() if count > 1) > len(children):
             found += children
             continue
         stages = {child: _box_of_stage(modules, child) for child in children}
@@ -191,12 +192,6 @@ def _box_of_stage(modules: Mapping[str, nn.Module], child: str) -> str:
     found = {box: blocks for box in boxes if (blocks := _blocks_in(modules, box))}
     kinds = {plain_class(modules[each]) for blocks in found.values() for each in blocks}
     return next(iter(found)) if len(found) == len(kinds) == 1 else ""
-
-
-def _are_alike(modules: Mapping[str, nn.Module], children: list[str]) -> bool:
-    """Say if more than half of some modules have parameters of the same names and shapes as another one."""
-    alike = Counter(_shapes(modules[child]) for child in children)
-    return 2 * sum(count for count in alike.values() if count > 1) > len(children)
 
 
 def _repeated_class(modules: Mapping[str, nn.Module]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -122,12 +122,8 @@ def _fits(planned: TensorSize, found: TensorSize | None) -> bool:
     if found is None or found.kind != planned.kind or len(found.shape) != len(planned.shape):
         return False
     if planned.name.startswith(_INPUT):
-        return _is_within(found.shape, planned.shape)
+        return all(size <= most for size, most in zip(found.shape, planned.shape, strict=True))
     return found.shape == planned.shape
-
-
-def _is_within(shape: Iterable[int], largest: Iterable[int]) -> bool:
-    return all(size <= most for size, most in zip(shape, largest, strict=True))
 
 
 def _worded(planned: TensorSize, found: TensorSize | None) -> str:

@@ -38,7 +38,7 @@ class MemoryLayout(NamedTuple):
     @classmethod
     def of(cls, tensor: Tensor, dense: Tensor) -> MemoryLayout:
         """Return the layout of `tensor`, whose memory on this rank is `dense`."""
-        place = None if tensor is dense else _placing(tensor)
+        place = placed_as(tensor) if tensor is not dense and isinstance(tensor, DTensor) else None
         known = dense.dtype, dense.size(), dense.stride(), dense.storage_offset()
         return _made(cls, (*known, dense.is_conj(), dense.is_neg(), place))
 
@@ -59,10 +59,6 @@ class MemoryLayout(NamedTuple):
         elif memory.size() != size or memory.storage_offset() != offset or memory.stride() != stride:
             tensor = memory.as_strided(size, stride, offset)
         return tensor if place is None else place(tensor)
-
-
-def _placing(tensor: Tensor) -> Callable[[Tensor], Tensor] | None:
-    return placed_as(tensor) if isinstance(tensor, DTensor) else None
 
 
 def dense_of(tensor: Tensor) -> Tensor | None:

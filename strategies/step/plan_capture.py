@@ -281,7 +281,11 @@ class _Watch(StepRecorder):
         operator.others = tuple(number for number in made if number not in recorded.makes)
         self._operators.append(operator)
         if self._inside != OUTSIDE:
-            self._note_in(self.calls[self._inside])
+            call = self.calls[self._inside]
+            call.operators.append(len(self._operators) - 1)
+            hooks = hooks_around()
+            if hooks is not None and hooks[0] is not self._pack:
+                call.stays_because = _OWN_HOOKS
             if is_lost:
                 self.calls[self._inside].stays_because = _LOST
         elif self._before_mode is not None and not self.calls:
@@ -296,12 +300,6 @@ class _Watch(StepRecorder):
         written = tensors_in(list(facts.written(args, kwargs)))
         if facts.moves_memory or any(dense_of(each) is None for each in written):
             self._before.unsafe.add(index)
-
-    def _note_in(self, call: BlockCall) -> None:
-        call.operators.append(len(self._operators) - 1)
-        hooks = hooks_around()
-        if hooks is not None and hooks[0] is not self._pack:
-            call.stays_because = _OWN_HOOKS
 
     def _planned(
         self, recorded: RecordedOperator, func: Any, args: tuple[Any, ...], *, has_drawn: bool

@@ -157,7 +157,8 @@ class FunctionRecorder(TorchFunctionMode):
         name = _name(func)
         has_tensors = any(isinstance(leaf, Tensor) for leaf in tree_leaves(result))
         if not has_tensors and not changed:
-            if _is_answer(func, name, result):
+            is_answered = name in QUESTIONS and isinstance(result, bool | int | float | list)
+            if is_answered or (name in _QUERIES and func.__name__ != "__set__"):
                 return result
             raise self._error(f"calls {name!r}, whose result depends on data or stays outside of a graph")
         self._check_context(repr(name))
@@ -271,11 +272,6 @@ def _name(func: Any) -> str:
     descriptor: Any = func.__self__
     owner: Any = descriptor.fget if isinstance(descriptor, property) else descriptor
     return str(owner.__name__)
-
-
-def _is_answer(func: Any, name: str, result: Any) -> bool:
-    is_answered = name in QUESTIONS and isinstance(result, bool | int | float | list)
-    return is_answered or (name in _QUERIES and func.__name__ != "__set__")
 
 
 class _Changes:

@@ -89,20 +89,16 @@ def frozen(
         return ByIdentity(value)
     seen[id(value)] = value  # an `id` is only its own while it lives
     if isinstance(value, _FUNCTIONS):
-        return _frozen_function(value, of_torch, seen)
+        kind = kind_of(value)
+        assert kind is not None, "functions are called"
+        held = _frozen_items(kind.read(value).items(), of_torch, seen)
+        # a bound method is made anew whenever it is asked for
+        return ByIdentity(value) if isinstance(value, FunctionType) else value.__name__, held
     for types, content in _CONTENTS:
         if isinstance(value, types):
             return type(value), _frozen_items(content(value), of_torch, seen)
     is_closed = type(value).__module__.partition(".")[0] in _CLOSED
     return ByIdentity(value), () if is_closed else _frozen_items(attributes(value).items(), of_torch, seen)
-
-
-def _frozen_function(value: Any, of_torch: Callable[[Any], object], seen: dict[int, Any]) -> object:
-    kind = kind_of(value)
-    assert kind is not None, "functions are called"
-    held = _frozen_items(kind.read(value).items(), of_torch, seen)
-    # a bound method is made anew whenever it is asked for
-    return ByIdentity(value) if isinstance(value, FunctionType) else value.__name__, held
 
 
 def _frozen_items(

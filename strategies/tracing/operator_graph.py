@@ -379,7 +379,8 @@ class _OperatorRecorder(TorchDispatchMode):
     def _call_node(self, fqn: str, given: tuple[Any, Any], result: Any) -> fx.Node:
         outer = self._frames[-1]
         node = outer.graph.call_module(fqn.removeprefix(f"{outer.fqn}.") if outer.fqn else fqn, *given)
-        node.meta["autocast"] = autocast_dtypes()
+        kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        node.meta["autocast"] = {kind: torch.get_autocast_dtype(kind) for kind in kinds}
         node.meta["detached"] = self._has_gradients and not torch.is_grad_enabled()
         node.meta["returns"] = kind_of_result(result)
         self._own_results(result, node)
@@ -581,12 +582,6 @@ def _without_autocast_cache() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(before)
-
-
-def autocast_dtypes() -> dict[str, torch.dtype]:
-    """Return the dtype that autocast gives operators, by type of the devices for which it is on."""
-    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    return {kind: torch.get_autocast_dtype(kind) for kind in kinds}
 
 
 def _drop_internal_detaches(frame: _ScopeFrame) -> None:

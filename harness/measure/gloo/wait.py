@@ -177,7 +177,13 @@ class _Loans:
         try:
             if name == _WAIT:
                 result = operator(*args, **kwargs)
-                self._on_waited(args)
+                for key in map(key_of, plain_tensors(tensors_in(args))):
+                    loan = self._by_result.pop(key, None)
+                    if loan is None:
+                        continue
+                    loan.unwaited.discard(key)
+                    if not loan.unwaited:
+                        self._settle(loan.lent)
                 return result
             with TensorLender() as lending:
                 result = operator(*args, **kwargs)
@@ -190,15 +196,6 @@ class _Loans:
         if lent:
             keys = set(map(key_of, plain_tensors(tensors_in(result))))
             self._by_result.update(dict.fromkeys(keys, _Loan(lent=lent, unwaited=keys)))
-
-    def _on_waited(self, waited: Any) -> None:
-        for key in map(key_of, plain_tensors(tensors_in(waited))):
-            loan = self._by_result.pop(key, None)
-            if loan is None:
-                continue
-            loan.unwaited.discard(key)
-            if not loan.unwaited:
-                self._settle(loan.lent)
 
     def _on_dropped(self, key: int, _: weakref.ref[dist.Work]) -> None:
         loan = self._by_work.pop(key)

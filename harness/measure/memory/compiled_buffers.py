@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 from torch import Tensor
@@ -25,16 +24,11 @@ _ALLOCATOR = "empty_strided_"
 def buffers_seen(live: LiveStorages) -> Iterator[None]:
     """Enter into `live`, inside the scope, every buffer that generated code allocates."""
     with ExitStack() as patches:
-        for module in _generated_modules():
+        inductor = sys.modules.get("torch._inductor.codecache")
+        for module in [] if inductor is None else list(inductor.PyCodeCache.modules):
             for name in [name for name in vars(module) if name.startswith(_ALLOCATOR)]:
                 patches.enter_context(wrapped(module, name, partial(_allocated, live, name)))
         yield
-
-
-def _generated_modules() -> list[ModuleType]:
-    """Return the modules that Inductor has generated; none where nobody has imported it, which takes long."""
-    inductor = sys.modules.get("torch._inductor.codecache")
-    return [] if inductor is None else list(inductor.PyCodeCache.modules)
 
 
 def _allocated(live: LiveStorages, name: str, original: Callable[..., Tensor], *args: Any) -> Tensor:

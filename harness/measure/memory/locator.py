@@ -65,7 +65,13 @@ class Locator(Position, AbstractContextManager["Locator"]):
     def __enter__(self) -> Self:
         self._thread = threading.get_ident()
         self._lines, self._line_starts = [""], [0, _next_sequence_number()]
-        for owner in _owners_of_forward(self._model):
+        classes = {
+            owner
+            for module in self._model.modules()
+            for owner in type(module).__mro__
+            if owner is not nn.Module
+        }
+        for owner in {owner for owner in classes if isinstance(vars(owner).get("forward"), FunctionType)}:
             self.wrappings.enter(partial(_following, owner, self._follow))
         for module in self._model.modules():
             # as `block.forward = partial(checkpoint, block.forward)` sets it, which holds the plain forward
@@ -173,14 +179,6 @@ class Locator(Position, AbstractContextManager["Locator"]):
 
 def _next_sequence_number() -> int:
     return int(torch._C._autograd._get_sequence_nr())  # noqa: SLF001 (the order of forward has no public name)
-
-
-def _owners_of_forward(model: nn.Module) -> set[type]:
-    """Return every class that defines the `forward` of a module of `model`, base classes included."""
-    classes = {
-        owner for module in model.modules() for owner in type(module).__mro__ if owner is not nn.Module
-    }
-    return {owner for owner in classes if isinstance(vars(owner).get("forward"), FunctionType)}
 
 
 @contextmanager

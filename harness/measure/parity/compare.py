@@ -365,14 +365,12 @@ def _distance(expected: Tensor, actual: Tensor) -> Tensor:
     return distance.masked_fill(agree, 0.0)
 
 
-def _magnitude(tensor: Tensor) -> Tensor:
-    return _wide(tensor).abs().nan_to_num(nan=0.0, posinf=0.0)
-
-
 def _scale(tensor: Tensor) -> float:
     """Return the largest finite magnitude; 0 where there is none."""
     pieces = (piece for piece in tensor.reshape(-1).split(_BLOCK) if piece.numel())
-    return max((_magnitude(piece).max().item() for piece in pieces), default=0.0)
+    return max(
+        (_wide(piece).abs().nan_to_num(nan=0.0, posinf=0.0).max().item() for piece in pieces), default=0.0
+    )
 
 
 def _is_number(tensor: Tensor) -> bool:

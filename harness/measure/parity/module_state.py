@@ -197,20 +197,19 @@ class _Reader:
             return
         content = kind.read(value)
         if kind.form == "generator":
-            self.values[name] = _generator_state(content)
+            self.values[name] = (
+                content if isinstance(content, Tensor) else f"generator {_hash(str(content).encode())}"
+            )
         elif kind.form == "buffer" and not has_objects(content):
             self.values[name] = _data(content)
         elif kind.form == "set":
-            self._members(content, name)
+            self.values[f"length of {name}"] = len(content)
+            if all(map(_is_plain, content)):
+                self.values[name] = _Members(frozenset(content))
+            else:
+                self.uncompared[f"members of {name}"] = None
         else:
             self._parts(kind, content, name, depth)
-
-    def _members(self, members: list[Any], name: str) -> None:
-        self.values[f"length of {name}"] = len(members)
-        if all(map(_is_plain, members)):
-            self.values[name] = _Members(frozenset(members))
-        else:
-            self.uncompared[f"members of {name}"] = None
 
     def _parts(self, kind: HoldingKind, content: Any, name: str, depth: int) -> None:
         if kind.form != "callable":
@@ -289,10 +288,6 @@ def _has_memory(tensor: Tensor) -> bool:
     if local.is_meta or local.layout is not torch.strided or local.numel() == 0:
         return not local.is_meta
     return local.untyped_storage().nbytes() > 0
-
-
-def _generator_state(state: Any) -> Any:
-    return state if isinstance(state, Tensor) else f"generator {_hash(str(state).encode())}"
 
 
 def _data(data: Any) -> Any:

@@ -144,7 +144,10 @@ def copying(call: CheckpointCall) -> CheckpointCall | None:
     function = call.function
 
     def on_copies(*inputs: Any, **keywords: Any) -> Any:
-        copied_inputs, copied_keywords = _copied((inputs, keywords))
+        given = (inputs, keywords)
+        known: dict[int, Any] = {id(each): each.clone() for each in tensors_held_by(given)}
+        kept = {id(each): each for each in _modules(given)}
+        copied_inputs, copied_keywords = copy.deepcopy(given, {**kept, **known})
         return function(*copied_inputs, **copied_keywords)
 
     return replace(call, function=on_copies)
@@ -158,13 +161,6 @@ def is_backward() -> bool:
 def _can_change(value: Any) -> bool:
     """Say whether what is called may change a value: no constant, module or function."""
     return not isinstance(value, (*CONSTANTS, nn.Module)) and not callable(value)
-
-
-def _copied(given: Any) -> Any:
-    """Return a copy of containers and objects, with clones of tensors that keep their place in the graph."""
-    known: dict[int, Any] = {id(each): each.clone() for each in tensors_held_by(given)}
-    kept = {id(each): each for each in _modules(given)}
-    return copy.deepcopy(given, {**kept, **known})
 
 
 def _modules(given: Any) -> Iterator[nn.Module]:

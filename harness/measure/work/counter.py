@@ -28,7 +28,10 @@ def work_of(
     collectives_repeated: Counter[str] = Counter()
     recomputed_flops = repeated_flops = causal_flops = 0
     counted = Counter(operators)
-    seconds = _seconds(counted, device)
+    machine = MACHINES.get(device, MACHINES["cuda"])
+    seconds = {
+        each: count * each.seconds(machine) if each.moved_bytes else 0.0 for each, count in counted.items()
+    }
     for each, count in counted.items():
         flops[each.phase] += count * each.flops
         repeated_flops += count * each.repeated_flops
@@ -41,6 +44,8 @@ def work_of(
             collectives[each.phase][name] += count
             collective_bytes[each.phase][name] += count * payload_bytes
             collectives_repeated[name] += count * each.is_recomputed
+    again_s = sum(taken_s for each, taken_s in seconds.items() if each.is_recomputed)
+    others_s = sum(seconds.values()) - again_s
     return MeasuredWork(
         forward_flops=flops["forward"],
         backward_flops=flops["backward"],
@@ -48,31 +53,13 @@ def work_of(
         kernel_recomputed_flops=repeated_flops,
         causal_attention_flops=causal_flops,
         recomputed_ops=dict(sorted(recomputed_ops.items())),
-        recomputed_seconds_share=_recomputed_share(seconds),
+        recomputed_seconds_share=again_s / others_s if others_s else 0.0,
         uncounted_ops=_uncounted(counted, seconds),
         calls=dict(calls),
         collectives={phase: dict(collectives[phase]) for phase in PHASES},
         collective_bytes={phase: dict(collective_bytes[phase]) for phase in PHASES},
         collectives_repeated=dict(sorted((+collectives_repeated).items())),
     )
-
-
-def _seconds(operators: Mapping[OperatorWork, int], device: str) -> dict[OperatorWork, float]:
-    """Return the seconds of all calls of each operator, as plans count them.
-
-    They are a roofline of FLOPs and bytes, on the machine that stands for the device.
-    """
-    machine = MACHINES.get(device, MACHINES["cuda"])
-    return {
-        each: count * each.seconds(machine) if each.moved_bytes else 0.0 for each, count in operators.items()
-    }
-
-
-def _recomputed_share(seconds: Mapping[OperatorWork, float]) -> float:
-    """Return the seconds of the operators that run again / those of all others."""
-    again_s = sum(taken_s for each, taken_s in seconds.items() if each.is_recomputed)
-    others_s = sum(seconds.values()) - again_s
-    return again_s / others_s if others_s else 0.0
 
 
 def _uncounted(

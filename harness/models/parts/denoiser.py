@@ -58,7 +58,9 @@ class UNet(nn.Module):
     def forward(self, images_BCYX: Tensor, times_B: Tensor) -> Tensor:
         """Return a tensor of the shape of the images."""
         dtype = self.stem.weight.dtype
-        time_BE = self.time(_waves(times_B, self.width).to(dtype))
+        exponent = torch.arange(0, self.width, 2, dtype=torch.float32, device=times_B.device) / self.width
+        angles = times_B.unsqueeze(1) * _LONGEST_PERIOD**-exponent
+        time_BE = self.time(torch.cat((angles.cos(), angles.sin()), dim=1).to(dtype))
         x_BCYX = self.stem(images_BCYX.to(dtype))
         skips = [x_BCYX]
         for layer, plan in zip(self.layers, self.plans, strict=True):
@@ -67,10 +69,3 @@ class UNet(nn.Module):
                 skips.append(x_BCYX)
         noise_BCYX: Tensor = self.head(functional.silu(self.norm(x_BCYX)))
         return noise_BCYX
-
-
-def _waves(times_B: Tensor, width: int) -> Tensor:
-    """Return cosines and sines of the times at falling frequencies, float32 of shape (B, width)."""
-    exponent = torch.arange(0, width, 2, dtype=torch.float32, device=times_B.device) / width
-    angles = times_B.unsqueeze(1) * _LONGEST_PERIOD**-exponent
-    return torch.cat((angles.cos(), angles.sin()), dim=1)

@@ -98,7 +98,10 @@ def make_config(
             or a size, an override sets what `dropout` sets, the class refuses a value, or `dropout` is
             positive and the class has no dropout.
     """
-    cls = _config_class(config_class)
+    cls = getattr(transformers, config_class, None)
+    if not (isinstance(cls, type) and issubclass(cls, PretrainedConfig)):
+        problem = "must be a configuration class of transformers, such as GPT2Config"
+        raise ConfigError("model.config_class", f"{problem}, got {config_class!r}")
     if head_of(cls, head) == "image":
         sizes = {name: size for name, size in sizes.items() if name != "vocab_size"}
     defaults = cls()
@@ -453,14 +456,6 @@ def positions(config: PretrainedConfig) -> int | None:
     return longest if isinstance(longest, int) else None
 
 
-def _config_class(name: str) -> type[Any]:
-    found = getattr(transformers, name, None)
-    if not (isinstance(found, type) and issubclass(found, PretrainedConfig)):
-        problem = "must be a configuration class of transformers, such as GPT2Config"
-        raise ConfigError("model.config_class", f"{problem}, got {name!r}")
-    return found
-
-
 def _own(cls: type[Any], overrides: Mapping[str, Any]) -> PretrainedConfig:
     """Return the configuration that the class makes of `overrides` alone, with its defaults for the rest."""
     try:
@@ -546,11 +541,7 @@ def _divided_heads(defaults: PretrainedConfig, values: Mapping[str, Any]) -> dic
     own = getattr(type(defaults), "num_key_value_heads", None)  # of the class: an instance has filled in null
     if not (isinstance(heads, int) and heads >= 1 and isinstance(own, int)):
         return {}
-    return {"num_key_value_heads": _largest_divisor(heads, at_most=own)}
-
-
-def _largest_divisor(number: int, *, at_most: int) -> int:
-    return next(n for n in range(min(number, at_most), 0, -1) if number % n == 0)
+    return {"num_key_value_heads": next(n for n in range(min(heads, own), 0, -1) if heads % n == 0)}
 
 
 def _foreign_tokens(defaults: PretrainedConfig, vocab_size: int) -> dict[str, Any]:

@@ -125,16 +125,11 @@ def _are_apart(one: Ratio | None, other: Ratio | None) -> bool:
     return one.high < other.low or other.high < one.low
 
 
-def _what(changed: Sequence[Pair]) -> str:
-    """Return of how many trials each quantity has changed, for the end of a sentence."""
-    counts = Counter(name for pair in changed for name in pair.changed)
-    return f": {', '.join(f'{name} of {count}' for name, count in counts.items())}" if counts else ""
-
-
 def _answer(pairs: Sequence[Pair], before: SweepRecords, after: SweepRecords) -> Iterator[Statement]:
     changed = [pair for pair in pairs if pair.changed]
     trials = [pair.before for pair in changed]
-    what = _what(changed)
+    counts = Counter(name for pair in changed for name in pair.changed)
+    what = f": {', '.join(f'{name} of {count}' for name, count in counts.items())}" if counts else ""
     yield sentence(f"{len(changed)} of {len(pairs)} trials in both sweeps changed{what}.", of=trials)
     renamed = sum(pair.before.trial_id != pair.after.trial_id for pair in pairs)
     if renamed:

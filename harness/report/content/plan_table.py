@@ -123,6 +123,9 @@ def _predicted_columns(rows: Sequence[PlannedPoint]) -> dict[str, list[str]]:
     """Return what is predicted of each point, by heading; the best step times have a star."""
     best = _best(rows)
     times = [_cell(row, quantities.STEP_TIME) for row in rows]
+    is_shared = any(
+        quantities.TOKENS_PER_S.of(row.record) != quantities.JOB_TOKENS_PER_S.of(row.record) for row in rows
+    )
     return {
         "saved": [_cell(row, quantities.SAVED) for row in rows],
         "peak": [_cell(row, quantities.PEAK) for row in rows],
@@ -131,18 +134,10 @@ def _predicted_columns(rows: Sequence[PlannedPoint]) -> dict[str, list[str]]:
         "step time": [f"{time} *" if index in best else time for index, time in enumerate(times)],
         "bound by": [row.outlook.bound_by or NOTHING for row in rows],
         "tokens/s": [_cell(row, quantities.TOKENS_PER_S) for row in rows],
-        "job's tokens/s": _of_jobs(rows),
+        "job's tokens/s": [_cell(row, quantities.JOB_TOKENS_PER_S) if is_shared else NOTHING for row in rows],
         "state": [row.outlook.state for row in rows],
         "collectives": [_collectives(row.record) for row in rows],
     }
-
-
-def _of_jobs(rows: Sequence[PlannedPoint]) -> list[str]:
-    """Return the tokens a second of all devices; nothing where each job has one."""
-    is_shared = any(
-        quantities.TOKENS_PER_S.of(row.record) != quantities.JOB_TOKENS_PER_S.of(row.record) for row in rows
-    )
-    return [_cell(row, quantities.JOB_TOKENS_PER_S) if is_shared else NOTHING for row in rows]
 
 
 _FITS = {True: "yes", False: "no", None: NOTHING}

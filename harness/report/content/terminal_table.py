@@ -153,7 +153,8 @@ def _print_block(content: Sheet, block: Sequence[int], console: Console) -> None
     )
     widths = _widths(shown)
     if console.is_terminal and _total_width(widths) > console.width:
-        widths = _word_widths(shown)
+        cells = zip(shown.columns, *shown.rows, strict=True)
+        widths = [max(len(word) for cell in column for word in cell.split()) for column in cells]
     console.width = max(console.width, _total_width(widths))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     for heading, width in zip(shown.columns, widths, strict=True):
@@ -162,11 +163,6 @@ def _print_block(content: Sheet, block: Sequence[int], console: Console) -> None
         table.add_row(*(Text(_visible(cell)) for cell in row))  # rich reads brackets in strings as markup
     console.print()
     console.print(table)
-
-
-def _word_widths(content: Sheet) -> list[int]:
-    cells = zip(content.columns, *content.rows, strict=True)
-    return [max(len(word) for cell in column for word in cell.split()) for column in cells]
 
 
 def _widths(content: Sheet) -> list[int]:

@@ -49,13 +49,8 @@ def _overrides(experiment: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _is_usual(name: str, value: Any, experiment: Mapping[str, Any], defaults: Mapping[str, Any]) -> bool:
-    usual = _usual_dtype(experiment) if name == "dtype" else defaults.get(name)
+    usual = ("own" if _FACTORY in experiment["model"] else "fp32") if name == "dtype" else defaults.get(name)
     return name in defaults and usual == value
-
-
-def _usual_dtype(experiment: Mapping[str, Any]) -> str:
-    """Return what `dtype` is where nobody sets it."""
-    return "own" if _FACTORY in experiment["model"] else "fp32"
 
 
 def _choice(group: str, options: Mapping[str, Any]) -> str:

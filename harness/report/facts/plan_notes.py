@@ -68,14 +68,9 @@ def _chunks(record: Record, plan: Mapping[str, Any]) -> Iterator[str]:
 
 def _unkept(budget_bytes: object, peak_bytes: int, beside: str = "") -> Iterator[str]:
     if isinstance(budget_bytes, int) and peak_bytes > budget_bytes:
-        budget, peak = _told_apart(budget_bytes, peak_bytes)
+        words = human_bytes(budget_bytes), human_bytes(peak_bytes)
+        budget, peak = words if words[0] != words[1] else (f"{budget_bytes:,} B", f"{peak_bytes:,} B")
         yield f"the budget of {budget} is not kept: {peak}{beside}"
-
-
-def _told_apart(one: int, other: int) -> tuple[str, str]:
-    """Return two numbers of bytes in words, exact where the words would be equal."""
-    words = human_bytes(one), human_bytes(other)
-    return words if words[0] != words[1] else (f"{one:,} B", f"{other:,} B")
 
 
 def _shards_nothing(sharding: Mapping[str, Any]) -> bool:

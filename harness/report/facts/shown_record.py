@@ -28,12 +28,8 @@ def shown(record: Record) -> Record:
     found = validate(_escaped(record.to_dict()))
     if record.error is None:
         return found
-    return replace(found, error=_printable(record.error))
-
-
-def _printable(error: Failure) -> Failure:
-    words = {name: printable(word) for name, word in asdict(error).items() if isinstance(word, str)}
-    return decode(Failure, {**asdict(error), **words}, "error")
+    words = {name: printable(word) for name, word in asdict(record.error).items() if isinstance(word, str)}
+    return replace(found, error=decode(Failure, {**asdict(record.error), **words}, "error"))
 
 
 def _escaped(value: Any) -> Any:

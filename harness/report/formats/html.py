@@ -6,7 +6,7 @@ Every number is a `<data value>` with its exact value and where it stands in whi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
@@ -93,7 +93,8 @@ class _Writer:
 
     def _row(self, row: tuple[Line, ...], numeric: Sequence[bool]) -> str:
         """Return a row; what it is of is noted once, on the row."""
-        of = _common(row)
+        sources = {_source(part) for line in row for part in line if isinstance(part, Number)}
+        of = sources.pop() if len(sources) == 1 else ""
         first, *others = row
         cells = "".join(
             f"<td{' class=number' if is_number else ''}>{self.line(cell, of)}</td>"
@@ -125,11 +126,6 @@ class _Writer:
             title = f' title="{escape(part.about)}"' if part.about else ""
             return f'<span class="mark {escape(part.text.split(" ")[0])}"{title}>{text}</span>'
         return text
-
-
-def _common(row: Iterable[Line]) -> str:
-    sources = {_source(part) for line in row for part in line if isinstance(part, Number)}
-    return sources.pop() if len(sources) == 1 else ""
 
 
 def _source(number: Number) -> str:

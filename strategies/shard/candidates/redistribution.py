@@ -188,7 +188,10 @@ def _steps(
             if not is_open or not _is_innermost(state, axis, after, mesh_shape):
                 continue
             following = (*state[:axis], after, *state[axis + 1 :])
-            if not _is_even(shape, following, mesh_shape):
+            if any(
+                size % count
+                for size, count in zip(shape, cuts(following, mesh_shape, len(shape)), strict=True)
+            ):
                 continue
             sizes = (prod(local_shape(shape, each, mesh_shape)) for each in (state, following))
             yield LayoutStep(
@@ -206,10 +209,4 @@ def _is_innermost(state: Placements, axis: int, after: Placement, mesh_shape: Sh
     return not any(
         isinstance(placement, Shard) and placement.dim in dims and size > 1
         for placement, size in zip(state[axis + 1 :], mesh_shape[axis + 1 :], strict=True)
-    )
-
-
-def _is_even(shape: Shape, placements: Placements, mesh_shape: Shape) -> bool:
-    return not any(
-        size % count for size, count in zip(shape, cuts(placements, mesh_shape, len(shape)), strict=True)
     )

@@ -24,7 +24,6 @@ from strategies.shard.candidates.execution import redistribute
 from strategies.shard.candidates.layout import local_part
 from strategies.shard.candidates.redistribution import Steps, steps_between
 from strategies.shard.model.graph import PythonState, kind_of_inputs
-from strategies.shard.model.module_options import HeldParameter
 from strategies.shard.model.shard_plan import PlacedModule, ShardPlan
 from strategies.tracing.guard import Guard, module_at, refuse_global_hooks
 from strategies.tracing.module_state import held_by
@@ -160,7 +159,17 @@ def realise(model: nn.Module, plan: ShardPlan, mesh: DeviceMesh) -> nn.Module:
         module = model.get_submodule(placed.fqn)
         for name, held in placed.candidate.parameters.items():
             if held.placement.is_shard():
-                _shard(module, name, held, mesh)
+                whole: nn.Parameter = getattr(module, name)
+                part = local_part(
+                    whole.detach(), (held.placement,), tuple(mesh.shape), [mesh.get_local_rank()]
+                )
+                local = part.contiguous().clone()
+                sharded = DTensor.from_local(
+                    local, mesh, (held.placement,), run_check=False, shape=whole.shape, stride=whole.stride()
+                )
+                parameter = nn.Parameter(sharded, requires_grad=whole.requires_grad)
+                vars(parameter).update(vars(whole))  # what optimizers and users have noted on it
+                setattr(module, name, parameter)
         stand = Placed(plan=placed, mesh=mesh)
         _disguise(module, stand.run)
         module.__dict__[PARTS] = stand.on_shadow
@@ -250,18 +259,6 @@ def _holding(module: nn.Module, tensors: Mapping[str, Tensor | None]) -> Iterato
     finally:
         for name, place in places.items():
             place[name] = before[name]
-
-
-def _shard(module: nn.Module, name: str, held: HeldParameter, mesh: DeviceMesh) -> None:
-    whole: nn.Parameter = getattr(module, name)
-    part = local_part(whole.detach(), (held.placement,), tuple(mesh.shape), [mesh.get_local_rank()])
-    local = part.contiguous().clone()
-    sharded = DTensor.from_local(
-        local, mesh, (held.placement,), run_check=False, shape=whole.shape, stride=whole.stride()
-    )
-    parameter = nn.Parameter(sharded, requires_grad=whole.requires_grad)
-    vars(parameter).update(vars(whole))  # what optimizers and users have noted on it
-    setattr(module, name, parameter)
 
 
 def _disguise(module: nn.Module, run: Callable[..., Any]) -> None:

@@ -32,7 +32,11 @@ def module_operation(module: nn.Module, input_shape: Sequence[int]) -> Operation
         case nn.Conv2d():
             return _conv2d(module, input_shape)
         case nn.Embedding():
-            return _embedding(module, input_shape)
+            for option in ("max_norm", "scale_grad_by_freq", "sparse"):
+                if getattr(module, option):
+                    raise StrategyError("module", f"must have no {option}, got {getattr(module, option)}")
+            sizes = module.num_embeddings, module.embedding_dim
+            return embedding(input_shape, *sizes, padding_idx=module.padding_idx).typed(module.weight.dtype)
         case nn.LayerNorm():
             return layer_norm(
                 input_shape,
@@ -86,14 +90,6 @@ def _conv2d(module: nn.Conv2d, input_shape: Sequence[int]) -> Operation:
         dilation=module.dilation,
         groups=module.groups,
     ).typed(module.weight.dtype)
-
-
-def _embedding(module: nn.Embedding, input_shape: Sequence[int]) -> Operation:
-    for option in ("max_norm", "scale_grad_by_freq", "sparse"):
-        if getattr(module, option):
-            raise StrategyError("module", f"must have no {option}, got {getattr(module, option)}")
-    sizes = module.num_embeddings, module.embedding_dim
-    return embedding(input_shape, *sizes, padding_idx=module.padding_idx).typed(module.weight.dtype)
 
 
 def _batch_norm(
