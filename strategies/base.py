@@ -49,7 +49,6 @@ class InfeasibleBudget(StrategyError):  # noqa: N818 (its public name)
 
     Args:
         where: the configuration path of the budget.
-        budget_bytes: the budget.
         minimum_feasible_bytes: smallest activation peak that a plan reaches.
         reasons: what keeps plans from less, for the end of the message.
     """
@@ -355,7 +354,6 @@ class RunnableStep:
     Fields:
         run: takes the step, as often as it is called; no parameter moves.
         model: the model, with the wrappers of its mesh.
-        device: device that computes.
         standing: tensors that lie there during the whole step.
         around: makes the context in which steps run.
         compiler: backend of `torch.compile` that compiles blocks later; here none is compiled.
@@ -434,7 +432,6 @@ class OffersPlans(Protocol):
         """Return plans of `model`, as JSON values.
 
         Args:
-            model: a plain model.
             sample: positional inputs.
             step: around the model.
 
@@ -510,7 +507,6 @@ def take_names(strategy: Any, where: str, kind: str) -> None:
     """Make a tuple of the list of names in a field; call it in `__post_init__`.
 
     Args:
-        strategy: the strategy that is being made.
         where: the option, `ac.keep`, whose last part is the field.
         kind: what the names are, for the message.
 

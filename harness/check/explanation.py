@@ -32,7 +32,6 @@ class Explanation:
     """Explains what one check has found.
 
     Fields:
-        workshop: makes the models of the check.
         judge: returns what steps and probes say of the models of a workshop.
         is_equal: says whether the first steps of the two models of a workshop are equal, which costs less.
     """

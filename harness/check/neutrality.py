@@ -341,7 +341,6 @@ class _Check:
         Args:
             recomputed: FQNs of what the variant recomputes.
             is_variant: the fresh model has the variant on it.
-            count: number of steps.
             trained: note what the plain model and the other one train.
         """
         expected_set, actual_set = trained or (TrainedSet(), TrainedSet())

@@ -27,7 +27,6 @@ class Neutrality:
         parity: the plain model and the variant, side by side; `None` where one of them raised.
         saved_bytes, plain_saved_bytes: bytes that forward leaves for backward, with and without the variant.
         recomputed_ops: number of operators that the variant computes a second time, by name.
-        recomputed_flops: their FLOPs.
         recomputed_modules: FQNs of the outermost modules that the variant calls again.
         lost, gained: parameters that get a gradient without the variant only, and with it only.
         recomputation: the first recomputed value that forward did not make; `None` where there is none.

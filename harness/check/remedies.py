@@ -31,8 +31,6 @@ class Remedy:
     """One change of a check.
 
     Fields:
-        words: what the caller changes.
-        workshop: makes the models of the check with the change.
         intervention: changes calls of torch's checkpoint; `None` for a change that needs none.
     """
 

@@ -30,13 +30,11 @@ class Subject:
     Fields:
         model: what holds parameters; the module that the variant returned.
         call: what a step calls.
-        optimizer: optimizer of the parameters.
         blocks: modules that a sentence names.
         checkpointed: modules that the variant was seen to recompute.
         loss_fn: function of the outputs.
         names: names of the plain model for those of `model`.
         observe: returns what the strategy counted in the latest step.
-        is_variant: it carries the variant.
         computed: returns the scope in which forward and loss run, such as autocast.
         compiled: `None`: what a variant compiles is measured as it runs, without its graphs.
     """
@@ -121,7 +119,6 @@ def optimizer_of(model: nn.Module, *, for_one_step: bool = False) -> torch.optim
     """Return AdamW, whose steps are of one size whatever the loss; SGD where gradients are sparse.
 
     Args:
-        model: the model to train.
         for_one_step: SGD, which has no state to make: no further step shows what a first one has left in it.
     """
     parameters = list(model.parameters())  # a model may unfreeze some later

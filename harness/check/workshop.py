@@ -302,7 +302,6 @@ def blocks_of(model: nn.Module, *, fewest: int = 2, trained: bool = True) -> dic
     """Return the children of the first container with several that train.
 
     Args:
-        model: the model.
         fewest: children with weights that the container has at least.
         trained: only weights that are trained count.
     """

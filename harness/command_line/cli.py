@@ -86,7 +86,6 @@ class _Command:
     """The state of one command, kept for `main` because Hydra does not return what a sweep returned.
 
     Fields:
-        program: name of the command, for messages.
         act: what is done with points: they run, are listed, or are predicted.
         is_json: whether predictions are printed as JSON.
         is_traced: whether predicted steps are kept with their records.

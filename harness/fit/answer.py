@@ -39,7 +39,6 @@ class Answer:
 
     Fields:
         subject: the step and the device.
-        blocks: blocks of the model.
         use: the option to use; `None` where nothing fits.
         options: all that were predicted, `use` among them.
         unknown: sentences on what is not known.

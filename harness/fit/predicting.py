@@ -41,10 +41,8 @@ class Predictions:
     """The options of one subject, as far as they have been asked for.
 
     Fields:
-        blocks: blocks of its model.
         folder: where files are put that are traced.
         tell: is told what is traced next.
-        options: those that are predicted, in order.
     """
 
     subject: Subject

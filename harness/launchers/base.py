@@ -54,8 +54,6 @@ class End:
 
     Fields:
         status: `lost`, `timeout` or `oom`; `failed` where its folder could not be used.
-        kind: kind of the error.
-        message: message of the error.
     """
 
     status: str

@@ -33,7 +33,6 @@ class LaneSpec:
 
     Fields:
         name: unique in its submission.
-        launcher: launcher that made the submission.
         submission: submission for which its trials are claimed.
         root: the sweep's folder, absolute.
         tasks: trials of one shape, in order; other lanes may take from the same list.

@@ -143,11 +143,7 @@ class _Running:
 
 @dataclass(kw_only=True, slots=True)
 class Packer:
-    """Runs lanes until no task is left; a context manager that ends what still runs.
-
-    Fields:
-        tasks: tasks by shape.
-    """
+    """Runs lanes until no task is left; a context manager that ends what still runs."""
 
     packing: Packing
     tasks: Mapping[Shape, Sequence[Task]]

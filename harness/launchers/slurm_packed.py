@@ -229,7 +229,6 @@ class _Load:
 
     Fields:
         packing: what its lanes share; the number of earlier starts is known in the job only.
-        tasks: tasks by shape.
         sys_path: where Python finds the user's modules.
     """
 

@@ -34,7 +34,6 @@ class Hardware:
     """A node of equal devices, and the network between nodes.
 
     Fields:
-        name: what it is called.
         device: `cuda` or `cpu`; decides which kernels a prediction would have to follow.
         usable_gib: GiB that the storages of one rank may take, > 0; what CUDA and NCCL keep is no part of it.
         flops_per_s: peak FLOP/s of matrix multiplications of one device, by dtype (`fp32`, `bf16`, `fp16`).

@@ -67,7 +67,6 @@ class NodeReport:
     """The end of one node's share of a trial.
 
     Fields:
-        host: name of the node, for people.
         time: time at which the ranks had ended or the halt came, in seconds of `time.time` on this node.
         deaths: deaths of its ranks, in order of time.
         halt: halt that ended ranks which had not failed; `None` if they ended by themselves or one failed.

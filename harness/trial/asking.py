@@ -34,7 +34,6 @@ class TrialModels:
     """The source of variant and twin for the probes of a trial.
 
     Fields:
-        assembled: makes a fresh model of an experiment.
         batch: returns this rank's share of a step's batch.
         rank, dp_rank: this rank, and the index of its batch.
         earliest: returns the earliest of the steps that the ranks give; they all call it.

@@ -278,7 +278,6 @@ def _made(
     """Chunk, compile, recompute and distribute a model, or a stage of one, in place.
 
     Args:
-        plain: the model or stage, with its own blocks.
         sample: a micro-batch as it takes it.
         devices: the device mesh; `None` for one rank.
     """

@@ -28,7 +28,6 @@ def plans_kept_in(folder: Path | None, experiment: Experiment, device: torch.dev
     Args:
         folder: that of a sweep; `None` keeps nothing.
         experiment: names the user's files, which belong to the environment.
-        device: computes the step.
     """
     if folder is None:
         yield

@@ -207,7 +207,6 @@ def split_tensors(
 
     Args:
         model: plain, or on the way to be.
-        experiment: its description.
         devices: the device mesh; `None` for one rank.
         sharding: plan of the sharding variant, where it has one.
     """
@@ -248,9 +247,7 @@ def distribute(
     """Return the model as the data-parallel ranks of the mesh hold it.
 
     Args:
-        model: the model.
         units: modules of it that become units of FSDP, by FQN.
-        experiment: its description.
         devices: the device mesh; `None` for one rank.
     """
     mesh = experiment.mesh

@@ -9,24 +9,12 @@ from strategies import Strategy
 
 
 def file_of(file: Path, mesh: Mesh, rank: int) -> Path:
-    """Return the plan file of one rank: `file`, or `plan-<kind>.json` where ranks take unlike steps.
-
-    Args:
-        file: the file of all ranks.
-        mesh: the mesh.
-        rank: number of the rank.
-    """
+    """Return the plan file of one rank: `file`, or `plan-<kind>.json` where ranks take unlike steps."""
     return file.with_stem(f"{file.stem}-{mesh.kind(rank)}") if len(mesh.first_ranks()) > 1 else file
 
 
 def plan_of_rank(ac: Strategy, mesh: Mesh, rank: int) -> Strategy:
-    """Return a variant with the plan that is given for one rank, where one is given.
-
-    Args:
-        ac: the variant.
-        mesh: the mesh.
-        rank: number of the rank.
-    """
+    """Return a variant with the plan that is given for one rank, where one is given."""
     planner = ac.step_planner
     if planner is None or planner.plan_file is None:
         return ac

@@ -135,7 +135,6 @@ class Cut:
         """Return zeros like what one stage gives the next.
 
         Args:
-            plain: the whole model.
             device: device of the zeros.
             parts: number of ranks that have a part of its sequence each, as under `mesh.sp`.
         """

@@ -158,11 +158,7 @@ class Budget(ActivationCheckpointing):
         return compiled_planning.partitions(self._required(), self.blocks_of(model), compiler)
 
     def enclose_beside(self, model: nn.Module) -> None:
-        """Put regions around what stands next to the blocks, once these are compiled with `partitions`.
-
-        Args:
-            model: the model.
-        """
+        """Put regions around what stands next to the blocks, once these are compiled with `partitions`."""
         carrying_out.enclose_beside(self._required(), self.modules_of(model))
 
     def view(
@@ -325,7 +321,6 @@ class Budget(ActivationCheckpointing):
 
         Args:
             plans: those of the step.
-            spare_bytes: bytes below the budget.
             plain_peak_bytes: bytes of which a fraction is a share: the highest of all ranks.
             least_bytes: smallest budget that each rank has a plan for.
 

@@ -86,11 +86,7 @@ class Megatron(ByName):
 class _Parts:
     """The modules of a block that labels may mean.
 
-    Args:
-        block: the block.
-
     Attributes:
-        named: all modules by name.
         children: those that the block holds itself.
         experts: names of those children that hold experts.
         whole: the parts that run again as a whole, with what is in them.

@@ -80,7 +80,6 @@ def simulate(steps: Sequence[StorageStep], kept: Iterable[Key]) -> Profile:
     """Return what is alive while `steps` run in order.
 
     Args:
-        steps: steps in the order of execution.
         kept: storages that outlive the last step.
     """
     last: dict[Key, int] = {}

@@ -71,7 +71,6 @@ class Machine:
         """Return the seconds of one operator: a roofline, and the launch.
 
         Args:
-            flops: FLOPs of the operator.
             moved_bytes: bytes that it reads and writes.
             rows: smallest outer size of a matrix multiplication; 0 where that limits nothing.
             name: its name without namespace and overload, `tanh`.

@@ -87,8 +87,6 @@ def of_text(path: str, text: str, where: str) -> PolicyFile:
     """Return the policy in a file that is no code.
 
     Args:
-        path: name of the file.
-        text: content of the file.
         where: configuration path that messages name.
 
     Raises:

@@ -36,7 +36,6 @@ class Reading:
 
     Fields:
         packed: the tensor, here or on the host.
-        shape: its shape, for messages.
         reader: the name of the reader, and the line that calls it, for messages.
         is_written: the region writes into it: it gets a copy.
     """
@@ -100,7 +99,6 @@ class ParameterReading:
     """A parameter that forward reads itself: read again from its module, as FSDP exchanges parameters.
 
     Fields:
-        module, name: where it is.
         version: identity and version of the parameter that forward read.
     """
 

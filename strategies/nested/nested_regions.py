@@ -74,7 +74,6 @@ def nest(paths: Sequence[Path], names: Sequence[str], where: str) -> tuple[Neste
 
     Args:
         paths: path of each node, in the order of execution.
-        names: name of each node, for messages.
         where: configuration path of the labels.
 
     Raises:

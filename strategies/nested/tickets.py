@@ -34,7 +34,6 @@ class Ticket:
     Attributes:
         packed: what returns the tensor, while no region recomputes it.
         region: outermost region in which it is recomputed; `None` for a tensor that `packed` returns.
-        regions: all recomputed regions around it.
     """
 
     __slots__ = ("__weakref__", "_filled", "_holds", "_kind", "_version", "packed", "region", "regions")

@@ -126,7 +126,6 @@ class ModelModules:
     """The modules of a model that a plan may decide about, by plain FQN, below its wrappers.
 
     Fields:
-        blocks: the blocks.
         beside: what stands next to all of them and has parameters and no children: the last norm, the head.
         caller: the module whose forward calls the blocks; `None` where no region can stand around it.
     """

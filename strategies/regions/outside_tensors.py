@@ -46,7 +46,6 @@ class OutsideTensors:
         """Return what a forward of `module` finds that begins now.
 
         Args:
-            module: the module of the region.
             inputs: its arguments; whoever keeps them asks for the versions of tensors among them.
             fqn: name of the module in the model, for messages; empty where that is not known.
         """
@@ -79,7 +78,6 @@ class FoundTensors:
     """The tensors that one forward has found, as it begins.
 
     Args:
-        module: the module of the region.
         fqn: its name, or nothing.
         held: parameters.
         state: what modules hold besides.

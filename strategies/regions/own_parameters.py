@@ -48,7 +48,6 @@ def with_own_parameters(
     Modules with units of FSDP are not asked: these exchange parameters before the body and inside of it.
 
     Args:
-        module: the module.
         body: what runs with its parameters, once and again.
         weights: its parameters now; of modules with units any.
 

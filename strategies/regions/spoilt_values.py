@@ -38,7 +38,6 @@ class Past(NamedTuple):
     """A tensor that was written to since forward.
 
     Fields:
-        cause: which one it is, in words.
         is_put_back: a recomputation finds it as forward did; whoever keeps it for backward does not.
     """
 
@@ -52,9 +51,6 @@ class SpoiltValues(TorchDispatchMode):
 
     A kernel outside of the dispatcher may have read them, too: whatever it fills counts as made of them, and
     so does all that runs after Python has read a number that follows from them.
-
-    Args:
-        past: the tensors.
     """
 
     def __init__(self, past: Iterable[Past]) -> None:

@@ -25,7 +25,6 @@ class TensorHolders:
     """The modules and names that hold tensors, to read them fast in each forward; no module is referred to.
 
     Args:
-        module: the module.
         parts: it and the modules in it.
     """
 

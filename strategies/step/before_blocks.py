@@ -49,7 +49,6 @@ def joined(
     cannot follow one of them, or where others write to what they read or make.
 
     Args:
-        before: what ran before the block.
         asked: storages of which backward asks for something in that call.
     """
     readers: dict[int, set[int]] = {}

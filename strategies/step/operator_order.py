@@ -36,7 +36,6 @@ class Entry(NamedTuple):
     Fields:
         call: runs it, as calling it would.
         number: how many run before it that plans count.
-        facts: what is known of the operator.
     """
 
     operator: Any

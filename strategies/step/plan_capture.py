@@ -126,7 +126,6 @@ def enclosed(blocks: Mapping[str, nn.Module], region_of: Callable[[str], Region]
 
     Args:
         blocks: modules by plain FQN.
-        region_of: makes the region of a block.
     """
     with ExitStack() as regions:
         for fqn, block in blocks.items():

@@ -34,7 +34,6 @@ class FakeCall(NamedTuple):
 
     Fields:
         key: what results follow from.
-        tensors: its operands, in order.
     """
 
     key: Hashable

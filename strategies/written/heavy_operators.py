@@ -15,7 +15,6 @@ class HeavyOperator:
     """One operator of a block's forward that costs FLOPs.
 
     Fields:
-        fqn: the block.
         rule: `module:family[#n]`, its name inside the block.
         number: its number among the operators of the block that plans count.
         flops: what it costs to run it again; 0 where data decides.
@@ -52,7 +51,6 @@ def rules_for(operators: Mapping[str, Sequence[HeavyOperator]], extra_bytes: flo
     runs again at the peak. What is left over goes to results that still fit.
 
     Args:
-        operators: heavy operators by block.
         extra_bytes: bytes that kept results may take together; `math.inf` keeps all.
     """
     order = {fqn: place for place, fqn in enumerate(operators)}

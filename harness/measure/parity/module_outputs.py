@@ -23,7 +23,6 @@ class ModuleOutput:
     """The output of one call of a module.
 
     Fields:
-        fqn: name of the module in the model.
         tensors: copies on the host, DTensors as wholes.
     """
 

@@ -32,7 +32,6 @@ class Raised:
     """The error of a rank, in a form that other ranks can be told.
 
     Fields:
-        said: kind and message of the error.
         phase: the pass that raised, as of `PassError`; `None` where it was no pass.
         is_too_large: the rank is out of memory.
     """

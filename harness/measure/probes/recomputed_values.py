@@ -43,7 +43,6 @@ class Divergence:
         operator: operator that made it, such as `aten.bernoulli_.float`.
         module: FQN of the module that ran the operator.
         call: how often the module had run the operator in recomputations before.
-        shape: shape of the value.
         has_run: whether forward has run the operator at all.
     """
 

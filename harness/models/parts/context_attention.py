@@ -35,7 +35,6 @@ class Ring(NamedTuple):
     """The ranks that hold the parts of a sequence, in order.
 
     Fields:
-        group: their process group.
         size: their number P.
         rank: the part of this rank.
         devices: the ranks as a mesh of one dimension, which torch's own method asks for.
@@ -69,7 +68,6 @@ class ContextAttention:
 
     Fields:
         method: one of `METHODS`.
-        ring: the ranks.
         padding: as of `Weighing`.
     """
 
@@ -99,7 +97,6 @@ class PaddedParts:
     """Tokens of which each rank computes its part; the last part is padded with zeros.
 
     Fields:
-        ring: the ranks.
         length: tokens of a part.
         padding: tokens of the last part that stand for none.
     """

@@ -19,7 +19,6 @@ def all_to_all(group: dist.ProcessGroup, rows: Tensor, taken: Sequence[int], giv
     """Return the rows that ranks give this one, without a gradient.
 
     Args:
-        group: the ranks.
         rows: those for each rank, one after the other.
         taken, given: how many this rank takes from each, and gives to each.
     """

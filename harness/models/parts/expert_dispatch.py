@@ -71,7 +71,6 @@ class ExpertDispatch:
         """Return the weighted sum of what the experts of each token give, of shape (T, D).
 
         Args:
-            x_TD: tokens.
             weights_Tk, experts_Tk: weights and numbers of the experts that each token visits.
             own: the experts of this rank, in order.
         """

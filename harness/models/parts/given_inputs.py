@@ -55,7 +55,6 @@ class GivenInputs:
 
         Args:
             count: samples, >= 1.
-            seed: seed of what draws them.
             device: default device meanwhile; of a dataset `meta` asks for one sample.
 
         Raises:
@@ -83,7 +82,6 @@ def given_inputs(model: nn.Module, given: Any, loss_fn: Callable[..., Any]) -> G
     """Return what a factory gives besides its module.
 
     Args:
-        model: the module.
         given: a tuple of positional inputs; a mapping of inputs by name; a function of the batch size that
             returns (inputs, targets); or a dataset of such pairs, with a length and an item for each index.
         loss_fn: function of outputs, and of targets where there are some.

@@ -130,7 +130,6 @@ def head_of(config_class: type[Any], head: str | None) -> str:
     default and has a masked head is an encoder.
 
     Args:
-        config_class: class of the configuration.
         head: what is asked for; `None` for what the class is made for.
 
     Raises:
@@ -192,7 +191,6 @@ def remarks(config: PretrainedConfig, *, ep: int, tp: int) -> tuple[str, ...]:
     """Return what was decided about the model of `config`.
 
     Args:
-        config: the configuration.
         ep: ranks that share experts.
         tp: ranks that share linears.
     """
@@ -211,7 +209,6 @@ def replaced(config: PretrainedConfig, overrides: Mapping[str, Any], ep: int) ->
     """Return the fields of `config` that the class has otherwise under the same overrides, in words.
 
     Args:
-        config: the configuration.
         overrides: those of the user.
         ep: ranks that share experts.
     """

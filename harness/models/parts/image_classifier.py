@@ -26,7 +26,6 @@ class ViT(nn.Module):
     Args:
         spec: sizes of the blocks.
         patches: makes (B, D, Y, X) of images.
-        n_patches: patches of an image.
         n_classes: logits.
     """
 

@@ -86,7 +86,6 @@ def cast(model: nn.Module, dtype: torch.dtype, *, asked: str, with_buffers: bool
         model: module on any device.
         dtype: dtype of parameters at rest, float32 or bfloat16.
         asked: how the configuration calls it.
-        with_buffers: cast buffers too.
 
     Raises:
         ConfigError: a tensor cannot be cast without loss; the message names it.

@@ -82,7 +82,6 @@ def print_sweep(
     Columns in which no trial has anything are left out. A name too long for any table makes the lines longer.
 
     Args:
-        ordered: its trials, in the order of the rows.
         root: the sweep's folder; notes then give paths.
     """
     content = _filled(sheet(ordered, root))

@@ -147,7 +147,6 @@ class Chapter:
 
     Fields:
         key: unique in the document.
-        title: what the choice is called.
         answer: what was trained on what, then what a reader should take away.
     """
 

@@ -30,7 +30,6 @@ def distribute(
     """Return whole operands as leaf DTensors in the candidate's placements, without communication.
 
     Args:
-        mesh: mesh of the candidate's shape.
         operands: whole operands by name, the same on every rank; `requires_grad` is kept.
 
     Raises:

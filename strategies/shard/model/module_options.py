@@ -56,7 +56,6 @@ class ModuleCandidate:
         choice: label that the axis shards: `k`, `n`, a batch dimension `b0`, or nothing.
         input: state in which the module reads its input.
         finish: steps of a linear's product, and of its gradient, before the bias is added.
-        parameters: the module's parameters by name.
         flops: FLOPs of one rank in one step.
     """
 
@@ -105,7 +104,6 @@ class LeafModule:
 
     Fields:
         fqn: plain FQN of the module.
-        module: the module, on any device.
         split: rule of the model for its features: `column` if the code behind it runs on a shard of its
             output features, `row` if the code before it gives a shard of its input features.
         parameter_bytes: bytes that a rank keeps of each parameter that this module alone reads, with its

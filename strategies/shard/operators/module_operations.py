@@ -21,7 +21,6 @@ def module_operation(module: nn.Module, input_shape: Sequence[int]) -> Operation
 
     Args:
         module: the module, which may be on the meta device.
-        input_shape: shape of its input.
 
     Raises:
         StrategyError: the input does not fit the module, or the module has an option that is not described.
@@ -57,7 +56,6 @@ def linear_operation(input_shape: Sequence[int], weight: Tensor, bias: Tensor | 
     """Describe `F.linear(input, weight, bias)`; a tensor that is no parameter is an argument.
 
     Args:
-        input_shape: shape of the input.
         weight: the weight; all operands have its dtype.
 
     Raises:

@@ -80,7 +80,6 @@ def sum_(input_shape: Sequence[int], dims: Sequence[int], *, keepdim: bool = Fal
     Over a sharded dimension the sum is partial: all-reduced after the forward.
 
     Args:
-        input_shape: shape before.
         dims: the dimensions that are summed over, at least one, negative from the end.
         keepdim: whether they stay as sizes of 1.
 

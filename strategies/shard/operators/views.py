@@ -66,7 +66,6 @@ def permute(input_shape: Sequence[int], dims: Sequence[int]) -> Operation:
     """Describe `input.permute(dims)`; any dimension may be sharded, as in DTensor's rule for `aten.permute`.
 
     Args:
-        input_shape: shape before.
         dims: dimension of the input at each position, negative from the end.
 
     Raises:
@@ -85,7 +84,6 @@ def transpose(input_shape: Sequence[int], dim0: int, dim1: int) -> Operation:
     """Describe `input.transpose(dim0, dim1)`, the `permute` that does the same.
 
     Args:
-        input_shape: shape before.
         dim0: a dimension, negative from the end.
         dim1: the dimension that it changes places with.
 
@@ -105,7 +103,6 @@ def split(input_shape: Sequence[int], sizes: int | Sequence[int], *, dim: int = 
     The outputs are `output_0`, `output_1`, …
 
     Args:
-        input_shape: shape before.
         sizes: sizes of the pieces; or one size of all but the last, which has what is left.
         dim: the dimension that is split, negative from the end.
 
