@@ -14,7 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations, count, repeat
+from itertools import combinations, count
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
@@ -99,8 +99,8 @@ def step_times(model: str, acs: Sequence[str], *, rounds: int, hardware: Hardwar
     device, seconds = torch.device("cpu"), timed_on(hardware)
     with TemporaryDirectory() as folder:
         files = (Path(folder, str(number)) for number in count())
-        chosen = list(map(planned_on_fake_rank, chosen, repeat("cpu"), files))
-        predicted = [seconds(step_of(each, "cpu").trace).step_s for each in chosen]
+        chosen = list(map(planned_on_fake_rank, chosen, files))
+        predicted = [seconds(step_of(each).trace).step_s for each in chosen]
         steps = [harness_step(each, batches(each, device, 0)(0)) for each in chosen]
     times_s = in_turns(steps, warmup=UNMEASURED_STEPS, turns=rounds, clock=process_time_s)
     for ac, expected_s, times in zip(acs, predicted, times_s, strict=True):

@@ -226,7 +226,7 @@ def _plain_step(subject: Subject) -> FakeStep:
         StrategyError: as of `step_of`.
     """
     try:
-        return step_of(subject.plain, "cpu")
+        return step_of(subject.plain)
     except (ConfigError, StrategyError):
         raise
     except Exception as error:
@@ -270,7 +270,7 @@ def _ranks(subject: Subject, experiment: Experiment) -> int | None:
             replace(experiment, mesh=mesh),
             "mesh.dp_shard",
             hardware,
-            lambda each: step_of(each, "cpu").memory,
+            lambda each: step_of(each).memory,
         )
     except (ConfigError, StrategyError):
         return None

@@ -30,7 +30,6 @@ from strategies.regions.blocks import find_blocks
 from strategies.written.file_text import BlockRules, offloading_file, recomputing_file, rules_file
 from strategies.written.heavy_operators import HeavyOperator, rules_for
 
-_DEVICE = "cpu"
 _TRIES = 3
 """Files that are traced for one set of blocks until one keeps the limit."""
 _GIB = 1 << 30
@@ -107,8 +106,8 @@ class Predictions:
     ) -> Option:
         """Predict one option, and keep it."""
         self.tell(title)
-        step, hardware = step_of(experiment, _DEVICE), self.subject.hardware
-        plain = step_of(self.subject.plain, _DEVICE)
+        step, hardware = step_of(experiment), self.subject.hardware
+        plain = step_of(self.subject.plain)
         seconds = timed_on(hardware)
         step_s, plain_s = (seconds(each.trace).step_s for each in (step, plain))
         option = Option(
@@ -147,7 +146,7 @@ class Predictions:
         self.tell(f"largest batch, {option.title}")
 
         def memory_of(size: int) -> int:
-            step = step_of(with_rows(experiment, size), _DEVICE)
+            step = step_of(with_rows(experiment, size))
             return self.subject.hardware.needed_bytes(step.memory)
 
         memory = self._steps[option.variant].memory
@@ -163,8 +162,8 @@ class Predictions:
             return None
         self.tell("the smallest plan of ac=budget")
         asked = self.subject.variant("budget", budget_gib=self._least_budget_bytes / _GIB)
-        planned = planned_on_fake_rank(asked, _DEVICE, self.folder / "least_plan.json")
-        return self.subject.hardware.needed_bytes(step_of(planned, _DEVICE).memory)
+        planned = planned_on_fake_rank(asked, self.folder / "least_plan.json")
+        return self.subject.hardware.needed_bytes(step_of(planned).memory)
 
     def _fits(self, variant: str) -> bool:
         return any(each.fits for each in self.options if each.variant == variant)
@@ -203,7 +202,7 @@ class Predictions:
         count = min(total - 1, max(1, math.ceil(share * total)))
         while 0 < count < total and count not in needed:
             self.tell(f"first {count} of {total} blocks")
-            step = step_of(self.subject.variant("selective_layer", first=count), _DEVICE)
+            step = step_of(self.subject.variant("selective_layer", first=count))
             needed[count] = self.subject.hardware.needed_bytes(step.memory)
             fits = needed[count] <= limit
             freed = {each: (needed[0] - nbytes) / each for each, nbytes in needed.items() if 0 < each < total}
@@ -262,7 +261,7 @@ class Predictions:
         file = self.folder / "plan.json"
         try:
             asked = self.subject.variant("budget", budget_gib=budget_gib)
-            planned = planned_on_fake_rank(asked, _DEVICE, file)
+            planned = planned_on_fake_rank(asked, file)
             self.add(
                 "budget",
                 "plan of acbench",
@@ -284,7 +283,7 @@ class Predictions:
             def look(step: RunnableStep) -> Mapping[str, Sequence[HeavyOperator]]:
                 return heavy_operators(step, find_blocks(step.model, **self.subject.named_blocks))
 
-            self._heavy = seen_on_fake_rank(self.subject.experiment, _DEVICE, look)
+            self._heavy = seen_on_fake_rank(self.subject.experiment, look)
         return {fqn: self._heavy[fqn] for fqn in blocks if fqn in self._heavy}
 
     def _title(self, what: str) -> str:

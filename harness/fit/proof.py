@@ -204,7 +204,7 @@ def _named(experiment: Experiment) -> dict[str, Any]:
 def small_step(subject: Subject) -> Small | None:
     """Return the same step with a model that fits here; `None` where there is none."""
     experiment = subject.experiment
-    if step_of(subject.plain, "cpu").memory.peak_bytes <= _SMALL_BYTES:
+    if step_of(subject.plain).memory.peak_bytes <= _SMALL_BYTES:
         return Small(experiment, "the step as it is")
     if subject.has_batch:
         experiment = replace(experiment, batch_size=min(experiment.batch_size, _SAMPLES))

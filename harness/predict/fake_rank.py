@@ -54,13 +54,14 @@ _KNOWN = {
 }
 """What fake tensors and optimizers say, and what that means."""
 
-DEVICES = ("cpu",)
-"""Types of devices for which a step can be predicted."""
+DEVICE = "cpu"
+"""Type of the device for which steps can be predicted."""
+
+_CPU = torch.device(DEVICE)
 
 
 def step_log(
     experiment: Experiment,
-    device: str,
     rank: int | None = None,
     look: Callable[[StepReport], None] = lambda _: None,
     most: Callable[..., tuple[int, ...]] | None = None,
@@ -69,20 +70,19 @@ def step_log(
 
     Args:
         experiment: the variant or its twin.
-        device: one of `DEVICES`.
         rank: number of the rank; `None`: the one whose step takes most, where there are no stages.
         most: function of `RunnableStep`, as there are no other ranks here.
 
     Raises:
-        ConfigError: no such device; something of the model depends on data.
+        ConfigError: something of the model depends on data.
         StrategyError: a strategy does not fit the model.
         RuntimeError: this process has a process group.
     """
     mesh = experiment.mesh
     rank = mesh.most_loaded if rank is None else rank
-    with _fake_trial(experiment, device, rank) as (make, batch, fakes), TemporaryDirectory() as folder:
+    with _fake_trial(experiment, rank) as (make, batch, fakes), TemporaryDirectory() as folder:
         file = Path(folder) / PLAN_FILE
-        experiment = _with_plan(experiment, device, make, batch, file, rank=rank, most=most)
+        experiment = _with_plan(experiment, make, batch, file, rank=rank, most=most)
         trainee = make(experiment)
         fakes.assumes = ()  # what cuts a model into stages calls all of it once, which no step does
         _warm_up(mesh, trainee, batch)
@@ -104,31 +104,27 @@ def step_log(
         )
 
 
-def planned_on_fake_rank(experiment: Experiment, device: str, file: Path) -> Experiment:
+def planned_on_fake_rank(experiment: Experiment, file: Path) -> Experiment:
     """Return `experiment` with the plan of its AC in `file`, where its AC plans from a step.
-
-    Args:
-        device: one of `DEVICES`.
 
     Raises:
         ConfigError, StrategyError, RuntimeError: as of `step_log`; there is no plan.
     """
-    with _fake_trial(experiment, device, 0) as (make, batch, _):
-        return _with_plan(experiment, device, make, batch, file)
+    with _fake_trial(experiment, 0) as (make, batch, _):
+        return _with_plan(experiment, make, batch, file)
 
 
-def seen_on_fake_rank(experiment: Experiment, device: str, look: Callable[[RunnableStep], Seen]) -> Seen:
+def seen_on_fake_rank(experiment: Experiment, look: Callable[[RunnableStep], Seen]) -> Seen:
     """Return what `look` sees of a step of the plain model, after those that nobody watches.
 
     Args:
         experiment: a trial; its recomputation and chunks are left out.
-        device: one of `DEVICES`.
 
     Raises:
         ConfigError, StrategyError, RuntimeError: as of `step_log`.
     """
     plain = experiment.plain()
-    with _fake_trial(plain, device, plain.mesh.most_loaded) as (make, batch, _):
+    with _fake_trial(plain, plain.mesh.most_loaded) as (make, batch, _):
         trainee = make(plain)
         _warm_up(plain.mesh, trainee, batch)
         return look(runnable_step(trainee, batch(UNMEASURED_STEPS)))
@@ -136,7 +132,6 @@ def seen_on_fake_rank(experiment: Experiment, device: str, look: Callable[[Runna
 
 def _with_plan(
     experiment: Experiment,
-    device: str,
     make: Callable[[Experiment], Assembled],
     batch: Callable[[int], Batch],
     file: Path,
@@ -149,7 +144,7 @@ def _with_plan(
         make,
         batch,
         file,
-        device=torch.device(device),
+        device=_CPU,
         rank=rank,
         warmed=partial(_warm_up, experiment.mesh),
         most=most or alone,
@@ -158,13 +153,9 @@ def _with_plan(
 
 @contextmanager
 def _fake_trial(
-    experiment: Experiment, device: str, rank: int
+    experiment: Experiment, rank: int
 ) -> Iterator[tuple[Callable[[Experiment], Assembled], Callable[[int], Batch], BalancedFakes]]:
     """Give what makes a model of the trial on one rank, what gives a batch, and the mode of both."""
-    if device not in DEVICES:
-        problem = f"must be one of {', '.join(DEVICES)}, got {device!r}"
-        remedy = "torch ends a process whose tensors say that they are on a GPU which is not there"
-        raise ConfigError("device", f"{problem}: {remedy}")
     if experiment.mesh.cp_method == "torch":
         problem = "torch runs kernels of CUDA over parts, and a prediction has those of the CPU"
         raise ConfigError("mesh.cp_method", f"{problem}; predict ring, or run the trial, which measures")
@@ -173,16 +164,16 @@ def _fake_trial(
         raise ConfigError(
             "compile", f"{problem}; predict compile=aot_eager, or run the trial, which measures"
         )
-    mesh, on = experiment.mesh, torch.device(device)
+    mesh = experiment.mesh
     fakes = fakes_of(experiment)
-    given = batches(experiment, on, mesh.data_rank(rank), is_empty=True)
+    given = batches(experiment, _CPU, mesh.data_rank(rank), is_empty=True)
     with _named_errors():
-        batch = [given(step).changed(_Fakery(fakes, on)) for step in range(UNMEASURED_STEPS + 1)]
-    with _ranks(mesh, rank), cpu_stands_in_for_cuda(mesh, on), _named_errors(), _little_garbage():
-        devices = device_mesh(mesh, on)
+        batch = [given(step).changed(_Fakery(fakes)) for step in range(UNMEASURED_STEPS + 1)]
+    with _ranks(mesh, rank), cpu_stands_in_for_cuda(mesh, _CPU), _named_errors(), _little_garbage():
+        devices = device_mesh(mesh, _CPU)
         sample = batch[0].parts()[0]
-        build = Build.of(experiment, sample.inputs, on)
-        make = partial(assemble, device=on, devices=devices, sample=sample, build=build)
+        build = Build.of(experiment, sample.inputs, _CPU)
+        make = partial(assemble, device=_CPU, devices=devices, sample=sample, build=build)
         with as_with_data(), as_with_values(), compiling_fakes(experiment), fakes:
             yield make, batch.__getitem__, fakes
 
@@ -190,9 +181,8 @@ def _fake_trial(
 class _Fakery:
     """Gives fake tensors for those of one batch; what shares memory there shares it here."""
 
-    def __init__(self, fakes: BalancedFakes, device: torch.device) -> None:
+    def __init__(self, fakes: BalancedFakes) -> None:
         self._fakes = fakes
-        self._device = device
         self._storages: dict[int, torch.UntypedStorage] = {}
 
     def __call__(self, tensor: Tensor) -> Tensor:
@@ -202,9 +192,9 @@ class _Fakery:
         storage = tensor.untyped_storage()
         with self._fakes:
             if storage._cdata not in self._storages:  # noqa: SLF001 (a storage has no public identity)
-                held = torch.empty(storage.nbytes(), dtype=torch.uint8, device=self._device)
+                held = torch.empty(storage.nbytes(), dtype=torch.uint8, device=_CPU)
                 self._storages[storage._cdata] = held.untyped_storage()  # noqa: SLF001 (as above)
-            made = torch.empty(0, dtype=tensor.dtype, device=self._device)
+            made = torch.empty(0, dtype=tensor.dtype, device=_CPU)
             made.set_(
                 self._storages[storage._cdata],  # noqa: SLF001 (as above)
                 tensor.storage_offset(),

@@ -14,13 +14,10 @@ from harness.records.measured import LivingTensor
 from harness.records.step_trace import write_step
 
 
-def keep_steps(experiment: Experiment, device: str, folder: Path) -> tuple[LivingTensor, ...]:
+def keep_steps(experiment: Experiment, folder: Path) -> tuple[LivingTensor, ...]:
     """Keep the step of each rank that is predicted; return the largest tensors at the highest peak.
 
     They are traced in full: a step that is composed of shorter ones does not tell what lives when.
-
-    Args:
-        device: one of `fake_rank.DEVICES`.
 
     Raises:
         ConfigError, StrategyError, RuntimeError: as of `fake_rank.step_log`.
@@ -30,10 +27,9 @@ def keep_steps(experiment: Experiment, device: str, folder: Path) -> tuple[Livin
     def keep(report: StepReport, rank: int) -> None:
         write_step(traced(report, rank), folder)
 
-    most = most_of_ranks(experiment, device)
+    most = most_of_ranks(experiment)
     logs = [
-        step_log(experiment, device, rank, partial(keep, rank=rank), most)
-        for rank in predicted_ranks(experiment)
+        step_log(experiment, rank, partial(keep, rank=rank), most) for rank in predicted_ranks(experiment)
     ]
     memories = [each.history.memory() for each in logs]
     return max(memories, key=lambda memory: memory.peak_bytes).largest_at_peak

@@ -17,7 +17,7 @@ from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
 from harness.measure.environment import environment_id, identity
 from harness.predict.batch_sizes import follow_from_others, found_between, traced_batch_sizes
-from harness.predict.fake_rank import step_log
+from harness.predict.fake_rank import DEVICE, step_log
 from harness.predict.hardware import Hardware
 from harness.predict.repeated_blocks import composed, is_deep
 from harness.predict.step_log import FakeStep, StepLog, fake_step
@@ -51,7 +51,7 @@ _NOTE = "predicted by the code of a trial on tensors without memory; nothing has
 def predict(
     experiment: Experiment,
     *,
-    device: str = "cpu",
+    device: str = DEVICE,
     seconds: Seconds | None = None,
     batch_sizes: Sequence[int] = (),
 ) -> Record:
@@ -64,7 +64,7 @@ def predict(
     The call must stand in a process without a process group.
 
     Args:
-        device: type of the device that computes, one of `fake_rank.DEVICES`.
+        device: type of the device that computes; there is one so far.
         seconds: gives the record its step time; without it there is none.
         batch_sizes: those of all points that are to be predicted and differ in them alone. Where there are
             many, three are traced.
@@ -74,9 +74,13 @@ def predict(
             module and line.
         StrategyError: a strategy does not fit the model.
     """
+    if device != DEVICE:
+        problem = f"must be one of {DEVICE}, got {device!r}"
+        remedy = "torch ends a process whose tensors say that they are on a GPU which is not there"
+        raise ConfigError("device", f"{problem}: {remedy}")
     started_at = _now()
     mesh, results, ranks = experiment.mesh, [], predicted_ranks(experiment)
-    steps = (steps_of(each, device, batch_sizes, ranks) for each in (experiment, experiment.twin()))
+    steps = (steps_of(each, batch_sizes, ranks) for each in (experiment, experiment.twin()))
     for rank, variant, twin in zip(ranks, *steps, strict=True):
         time = None
         if seconds is not None and mesh.pp == 1:
@@ -94,7 +98,7 @@ def predict(
         )
         results.append(encode(result))
     ending = Ending(status="predicted", error=None, started_at=started_at, finished_at=_now())
-    environment = identity(device, experiment.model.files()) | {"world_size": experiment.mesh.world_size}
+    environment = identity(DEVICE, experiment.model.files()) | {"world_size": experiment.mesh.world_size}
     resolved = experiment.to_dict()
     who = Identity(
         trial_id=trial_id(resolved),
@@ -119,8 +123,8 @@ def predicted_step(
         folder: keeps plans for the trial; `None`: nothing does.
     """
     try:
-        with plans_kept_in(folder, experiment, torch.device("cpu")):
-            steps = steps_of(experiment, "cpu")
+        with plans_kept_in(folder, experiment, torch.device(DEVICE)):
+            steps = steps_of(experiment)
         memories, works = [each.memory for each in steps], [each.work for each in steps]
         predicted = PredictedStep(
             **{each.name: max(getattr(one, each.name) for one in memories) for each in fields(StepBytes)},
@@ -165,14 +169,11 @@ def predicted_ranks(experiment: Experiment) -> tuple[int, ...]:
     return tuple(stage * of_a_stage + mesh.most_loaded for stage in range(mesh.pp))
 
 
-def step_of(
-    experiment: Experiment, device: str, batch_sizes: Sequence[int] = (), rank: int | None = None
-) -> FakeStep:
+def step_of(experiment: Experiment, batch_sizes: Sequence[int] = (), rank: int | None = None) -> FakeStep:
     """Return what the step of `experiment` shows on one rank; the latest are remembered.
 
     Args:
         experiment: the variant or its twin.
-        device: one of `fake_rank.DEVICES`.
         batch_sizes: as of `predict`.
         rank: number of the rank; `None`: the one that decides what a record says.
 
@@ -181,23 +182,22 @@ def step_of(
         ConfigError, StrategyError, RuntimeError: as of `fake_rank.step_log`.
     """
     if rank is not None:
-        return fake_step(_shared_log(_Traced(experiment), device, rank), device)
+        return fake_step(_shared_log(_Traced(experiment), rank))
     mesh = experiment.mesh
     if len(predicted_ranks(experiment)) > 1:
         problem = f"the ranks of {mesh.label} hold different bytes, and this needs those of one"
         where, remedy = ("pp", "1") if mesh.pp > 1 else ("cp_method", "gather or ulysses")
         raise ConfigError(f"mesh.{where}", f"{problem}; acbench-plan predicts them all, or use {remedy}")
-    return _shared_step(_Traced(experiment), device, traced_batch_sizes(experiment, batch_sizes))
+    return _shared_step(_Traced(experiment), traced_batch_sizes(experiment, batch_sizes))
 
 
 def steps_of(
-    experiment: Experiment, device: str, batch_sizes: Sequence[int] = (), ranks: Sequence[int] = ()
+    experiment: Experiment, batch_sizes: Sequence[int] = (), ranks: Sequence[int] = ()
 ) -> list[FakeStep]:
     """Return the steps that decide what a record says, of several ranks where they are unlike.
 
     Args:
         experiment: the variant or its twin.
-        device: one of `fake_rank.DEVICES`.
         batch_sizes: as of `predict`.
         ranks: their numbers; none: those of `predicted_ranks`.
 
@@ -206,12 +206,12 @@ def steps_of(
     """
     asked = ranks or predicted_ranks(experiment)
     if len(asked) == 1:
-        return [step_of(experiment, device, batch_sizes)]
+        return [step_of(experiment, batch_sizes)]
     found: list[FakeStep] = []
     refused: list[StrategyError] = []
     for rank in asked:
         try:
-            found.append(step_of(experiment, device, rank=rank))
+            found.append(step_of(experiment, rank=rank))
         except StrategyError as error:
             refused.append(error)
     if refused:  # of budgets that ranks cannot keep, by that of the rank which needs the most
@@ -242,33 +242,32 @@ def _key(experiment: Experiment, **other: None) -> str:
 
 
 @lru_cache(maxsize=_MOST_SHARED)
-def _shared_step(traced: _Traced, device: str, batch_sizes: tuple[int, int, int] | None) -> FakeStep:
+def _shared_step(traced: _Traced, batch_sizes: tuple[int, int, int] | None) -> FakeStep:
     """Return the step of an experiment; where `batch_sizes` are given, it may be found between theirs."""
 
     def trace(experiment: Experiment) -> StepLog:
-        return _shared_log(_Traced(experiment), device)
+        return _shared_log(_Traced(experiment))
 
     def log_of(experiment: Experiment) -> StepLog:
         found = None if batch_sizes is None else found_between(experiment, batch_sizes, trace)
         return trace(experiment) if found is None else found
 
     log = composed(traced.experiment, log_of) if is_deep(traced.experiment) else None
-    return fake_step(log_of(traced.experiment) if log is None else log, device)
+    return fake_step(log_of(traced.experiment) if log is None else log)
 
 
 @lru_cache(maxsize=_MOST_LOGS)
-def _shared_log(traced: _Traced, device: str, rank: int | None = None) -> StepLog:
-    return step_log(traced.experiment, device, rank, most=most_of_ranks(traced.experiment, device))
+def _shared_log(traced: _Traced, rank: int | None = None) -> StepLog:
+    return step_log(traced.experiment, rank, most=most_of_ranks(traced.experiment))
 
 
-def most_of_ranks(experiment: Experiment, device: str) -> Callable[..., tuple[int, ...]] | None:
+def most_of_ranks(experiment: Experiment) -> Callable[..., tuple[int, ...]] | None:
     """Return what stands for ranks with unlike steps, where a rank's plan asks for the highest peak.
 
     A budget may be a share of the plain model's peak, which is that of the highest rank.
 
     Args:
         experiment: the variant or its twin.
-        device: one of `fake_rank.DEVICES`.
 
     Raises:
         ConfigError, StrategyError, RuntimeError: as of `fake_rank.step_log`.
@@ -276,7 +275,7 @@ def most_of_ranks(experiment: Experiment, device: str) -> Callable[..., tuple[in
     ranks = predicted_ranks(experiment)
     if len(ranks) == 1 or experiment.ac.step_planner is None:
         return None
-    highest = max(each.memory.peak_bytes for each in steps_of(experiment.plain(), device, ranks=ranks))
+    highest = max(each.memory.peak_bytes for each in steps_of(experiment.plain(), ranks=ranks))
     return lambda plain_bytes, least_bytes: (max(plain_bytes, highest), least_bytes)
 
 

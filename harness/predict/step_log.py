@@ -60,9 +60,9 @@ class FakeStep:
     assumes: tuple[str, ...] = ()
 
 
-def fake_step(log: StepLog, device: str) -> FakeStep:
-    """Return what a step shows that does what `log` says, on a type of device."""
-    work = work_of(log.operators, log.block_calls, device=device)
+def fake_step(log: StepLog) -> FakeStep:
+    """Return what a step shows that does what `log` says."""
+    work = work_of(log.operators, log.block_calls)
     work = replace(work, recomputations=dict(log.recomputations))
     return FakeStep(
         memory=log.history.memory(),
@@ -70,7 +70,6 @@ def fake_step(log: StepLog, device: str) -> FakeStep:
         observation=log.observation,
         trained=log.trained,
         trace=Trace(
-            device=device,
             computes_in=log.trained.computes_in,
             operators=Counter(
                 operator for operator in log.operators if operator.dtype or operator.collective

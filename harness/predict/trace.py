@@ -13,14 +13,12 @@ class Trace:
     """The step of one rank.
 
     Fields:
-        device: type of the device that computes.
         computes_in: dtype of most matrix multiplications.
         operators: what takes time, each with the number of equal ones, in the order of the first of them.
         python_code: how often Python does what that checkpointing adds, by phase and kind.
         ranks_per_node: ranks of the trial that share a node.
     """
 
-    device: str
     computes_in: str
     operators: Mapping[OperatorWork, int]
     python_code: Mapping[tuple[str, str], int] = field(default_factory=dict)

@@ -37,7 +37,7 @@ def view_of(experiment: Experiment, what: str) -> str:
         given = replace(experiment, ac=plan_of_rank(experiment.ac, mesh, 0))
         return without_memory.show(carrying_out(given, file_of(file, mesh, 0)), what)
     with TemporaryDirectory() as folder:
-        planned = planned_on_fake_rank(experiment, without_memory.PLANNED_FOR, Path(folder) / PLAN_FILE)
+        planned = planned_on_fake_rank(experiment, Path(folder) / PLAN_FILE)
         view = without_memory.show(planned, what)
     return f"{without_memory.ELSEWHERE}\n{view}" if without_memory.is_elsewhere(experiment) else view
 
@@ -57,7 +57,7 @@ def _plans_of_ranks(experiment: Experiment, what: str) -> str:
     shown, ranks = [], predicted_ranks(experiment)
     alike = mesh.world_size // len(ranks)
     for rank in ranks:
-        plan = step_of(experiment, without_memory.PLANNED_FOR, rank=rank).observation.plan
+        plan = step_of(experiment, rank=rank).observation.plan
         assert plan is not None, "its variant plans"
         stages = f", stage {' and '.join(map(str, plan['stages']))}" if plan["stages"] else ""
         of_ring = mesh.cp_method == "ring" and mesh.cp > 1

@@ -22,7 +22,7 @@ from harness.records.files import make_folder
 from harness.records.measured import MemoryNumbers
 from harness.records.record import Record
 from harness.report.facts.number_words import human_bytes
-from harness.sweep.question import FOLLOWED, Answer, Question
+from harness.sweep.question import Answer, Question
 from harness.trial.models_error import raised_by_model
 from strategies import StrategyError
 from strategies.last_words import last_words
@@ -94,7 +94,7 @@ def answer(question: Question, batch_sizes: Sequence[int] = ()) -> Answer:
     """
     hardware = question.hardware
     seconds = None if hardware is None else step_time.timed_on(hardware)
-    predict = partial(prediction.predict, device=FOLLOWED, seconds=seconds)
+    predict = partial(prediction.predict, seconds=seconds)
     try:
         if question.field is None:
             record = _kept(question, predict(question.experiment, batch_sizes=batch_sizes))
@@ -125,7 +125,7 @@ def _kept(question: Question, record: Record) -> Record:
     assert record.memory is not None, "a prediction has bytes"
     folder = question.kept_in / record.trial_id
     make_folder(folder, within=question.kept_in)
-    largest = kept_steps.keep_steps(question.experiment, FOLLOWED, folder)
+    largest = kept_steps.keep_steps(question.experiment, folder)
     return replace(record, memory=replace(record.memory, largest_at_peak=largest))
 
 
@@ -138,7 +138,7 @@ def _bound_by(
     """
     if hardware is None or experiment.mesh.pp > 1:
         return None
-    first, *others = (each.trace for each in prediction.steps_of(experiment, FOLLOWED, batch_sizes))
+    first, *others = (each.trace for each in prediction.steps_of(experiment, batch_sizes))
     seconds = step_time.timed_on(hardware)
     slowest = max(first, *others, key=lambda trace: seconds(trace).step_s) if others else first
     return step_time.bound_by(slowest, hardware)
@@ -146,7 +146,7 @@ def _bound_by(
 
 def highest_of_ranks(experiment: Experiment) -> MemoryNumbers:
     """Return the predicted bytes of the rank that needs the most."""
-    memories = [each.memory for each in prediction.steps_of(experiment, FOLLOWED)]
+    memories = [each.memory for each in prediction.steps_of(experiment)]
     return max(memories, key=lambda memory: memory.peak_bytes)
 
 

@@ -78,7 +78,7 @@ def test_bytes_and_collectives_are_those_predicted(
 ) -> None:
     case = case_of("moe", mesh, schedule, variant)
     found = pool4.run(cases.measured, case)
-    for predicted, (memory, work) in zip(steps_of(case, "cpu"), found[::2], strict=True):
+    for predicted, (memory, work) in zip(steps_of(case), found[::2], strict=True):
         assert work.collectives == predicted.work.collectives
         assert work.collectives_repeated == predicted.work.collectives_repeated
         assert (BALANCED in predicted.assumes) is (mesh == "ep2")

@@ -51,7 +51,7 @@ def test_collectives_of_parts_of_the_sequence(
     case = cases.experiment(model="llama", mesh=cases.MESHES["sp_tp2"], variant=name, options=options)
     assert isinstance(case.model, LlamaSpec)
     case = replace(case, model=replace(case.model, n_layers=4))
-    predicted = step_of(case, "cpu")
+    predicted = step_of(case)
     for memory, work in pool2.run(cases.measured, case):
         for part in dataclasses.fields(StepBytes):
             assert getattr(memory, part.name) == getattr(predicted.memory, part.name)

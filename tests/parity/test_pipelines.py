@@ -171,7 +171,7 @@ def test_bytes_and_collectives_of_stages_in_parts_are_predicted(
     pool4: RankPool, schedule: str, variant: str
 ) -> None:
     case = _case(schedule, variant, mesh=_SPLITS["both"], dropout=0.1)
-    predicted = [step_of(case, "cpu", rank=at) for at in predicted_ranks(case)]
+    predicted = [step_of(case, rank=at) for at in predicted_ranks(case)]
     for rank, (memory, work) in enumerate(pool4.run(cases.measured, case)):
         foreseen = predicted[case.mesh.coordinate(rank).pp]
         for part in fields(StepBytes):

@@ -150,7 +150,7 @@ def test_collectives(
             id="a plan",
         ),
         pytest.param(
-            lambda: step_of(_case(), "cpu"),
+            lambda: step_of(_case()),
             "mesh.cp_method: torch runs kernels of CUDA over parts, and a prediction has those of the CPU; "
             "predict ring, or run the trial, which measures",
             id="a prediction",

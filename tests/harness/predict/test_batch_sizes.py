@@ -43,7 +43,7 @@ _SIZES = (1, 2, 3, 5, 6, 7, 9)
 
 
 def _log(experiment: Experiment) -> StepLog:
-    return step_log(experiment, "cpu")
+    return step_log(experiment)
 
 
 def _sized(line: str, samples_of_a_rank: int) -> Experiment:
@@ -57,7 +57,7 @@ def test_the_step_between_is_the_full_one(line: str) -> None:
     assert traced == tuple(size * experiment.mesh.dp for size in (2, 6, 9))
     log = found_between(experiment, traced, _log)
     assert log is not None
-    assert fake_step(log, "cpu") == fake_step(_log(experiment), "cpu")
+    assert fake_step(log) == fake_step(_log(experiment))
 
 
 @pytest.mark.parametrize("size", [1, 2, 6, 9, 10])
@@ -138,14 +138,14 @@ def test_steps_that_are_unlike_are_found_out(changed: Any) -> None:
 def test_the_points_of_a_sweep_trace_three_batch_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def counted(experiment: Experiment, device: str, rank: int | None, **others: Any) -> StepLog:
+    def counted(experiment: Experiment, rank: int | None, **others: Any) -> StepLog:
         asked.append(experiment.batch_size)
-        return step_log(experiment, device, rank, **others)
+        return step_log(experiment, rank, **others)
 
     monkeypatch.setattr(prediction, "step_log", counted)
     line = _MLP.replace("width=16", "width=24")  # of which no other test asks
     for size in _SIZES:
-        prediction.step_of(_sized(line, size), "cpu", _SIZES)
+        prediction.step_of(_sized(line, size), _SIZES)
     assert sorted(asked) == [1, 2, 6, 9]
 
 

@@ -41,7 +41,7 @@ _SMALL = (
 )
 def test_what_is_compiled_is_predicted_to_the_byte(line: str) -> None:
     experiment = experiment_of(f"{_SMALL} {line}")
-    predicted = fake_step(step_log(experiment, "cpu"), "cpu")
+    predicted = fake_step(step_log(experiment))
     with compiling(experiment):
         measured = measured_step(experiment)
     assert (predicted.memory, predicted.work) == (measured.memory, measured.work)
@@ -58,7 +58,7 @@ def _compiled(rank: int, line: str) -> MeasuredStep:
 @pytest.mark.parametrize("mesh", ["ddp2", "shard2", "tp2 compile_order=compile_first"])
 def test_ranks_that_compile(mesh: str, pool2: RankPool) -> None:
     line = f"{_SMALL} model=llama_nano ac=full mesh={mesh}"
-    predicted = fake_step(step_log(experiment_of(line), "cpu"), "cpu")
+    predicted = fake_step(step_log(experiment_of(line)))
     measured = pool2.run(_compiled, line)[0]
     assert (predicted.memory, predicted.work) == (measured.memory, measured.work)
 

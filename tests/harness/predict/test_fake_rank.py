@@ -46,7 +46,7 @@ _MORE_OF_ONE_RANK = {
 def test_one_rank_is_predicted_to_the_byte(line: str) -> None:
     size = _TOKENS if "vit" not in line else _SMALL
     experiment = experiment_of(f"{size} {line}")
-    predicted, measured = fake_step(step_log(experiment, "cpu"), "cpu"), measured_step(experiment)
+    predicted, measured = fake_step(step_log(experiment)), measured_step(experiment)
     assert (predicted.memory, predicted.work) == (measured.memory, measured.work)
     assert predicted.observation == measured.observation
 
@@ -56,7 +56,7 @@ def test_one_rank_is_predicted_to_the_byte(line: str) -> None:
 def test_recurrent_layers_are_predicted_to_the_byte(kind: str, ac: str) -> None:
     factory = "model=python model.factory=tests.harness.unusual_models:recurrent model.layers_fqn=blocks"
     experiment = experiment_of(f"{factory} +model.kwargs.kind={kind} ac={ac}")
-    predicted, measured = fake_step(step_log(experiment, "cpu"), "cpu"), measured_step(experiment)
+    predicted, measured = fake_step(step_log(experiment)), measured_step(experiment)
     assert (predicted.memory, predicted.work) == (measured.memory, measured.work)
 
 
@@ -106,7 +106,7 @@ def test_meshes_of_two_dimensions(line: str, pool4: RankPool) -> None:
 
 def _compare(line: str, pool: RankPool) -> None:
     experiment = experiment_of(f"{_TOKENS} {line}")
-    predicted, measured = fake_step(step_log(experiment, "cpu"), "cpu"), pool.run(step_of_rank, experiment)[0]
+    predicted, measured = fake_step(step_log(experiment)), pool.run(step_of_rank, experiment)[0]
     assert (predicted.memory, predicted.work) == (measured.memory, measured.work)
     assert predicted.observation == measured.observation
 
@@ -148,7 +148,7 @@ def _with_dealt_tokens(rank: int, line: str) -> MeasuredStep:
     ],
 )
 def test_equal_shares_are_predicted_to_the_byte(line: str) -> None:
-    predicted = fake_step(step_log(experiment_of(f"{_MOE} {line}"), "cpu"), "cpu")
+    predicted = fake_step(step_log(experiment_of(f"{_MOE} {line}")))
     measured = _with_dealt_tokens(0, f"{_MOE} {line}")
     assert (predicted.memory, predicted.work) == (measured.memory, measured.work)
     assert predicted.assumes == (BALANCED,)
@@ -158,7 +158,7 @@ def test_equal_shares_are_predicted_to_the_byte(line: str) -> None:
 @pytest.mark.parametrize("mesh", ["ddp2", "shard2", "tp2"])
 def test_ranks_with_equal_shares(mesh: str, pool2: RankPool) -> None:
     line = f"{_MOE} mesh={mesh} ac=full"
-    predicted = fake_step(step_log(experiment_of(line), "cpu"), "cpu")
+    predicted = fake_step(step_log(experiment_of(line)))
     measured = pool2.run(_with_dealt_tokens, line)[0]
     assert (predicted.memory, predicted.work) == (measured.memory, measured.work)
 
@@ -197,7 +197,7 @@ def test_a_record_says_what_it_assumes() -> None:
 )
 def test_what_cannot_be_predicted_is_refused(line: str, device: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{message}$"):
-        fake_step(step_log(experiment_of(line), device), device)
+        predict(experiment_of(line), device=device)
 
 
 def test_a_factory_that_reads_a_value_is_refused_with_its_line() -> None:
@@ -208,7 +208,7 @@ def test_a_factory_that_reads_a_value_is_refused_with_its_line() -> None:
         "take them from Python's own numbers, or run the trial, which measures$"
     )
     with pytest.raises(ConfigError, match=message):
-        fake_step(step_log(experiment_of(line), "cpu"), "cpu")
+        fake_step(step_log(experiment_of(line)))
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_a_factory_that_reads_a_value_is_refused_with_its_line() -> None:
 def test_a_factory_with_inputs_takes_no_memory(given: str, expected: int) -> None:
     factory = "tests.harness.user_models:too_large_for_any_machine"
     line = f"model=python model.factory={factory} ++model.kwargs.given={given} optimizer=sgd"
-    memory = fake_step(step_log(experiment_of(line), "cpu"), "cpu").memory
+    memory = fake_step(step_log(experiment_of(line))).memory
     assert memory.parameter_bytes == 1 << 42
     assert memory.peak_parts["inputs"] == expected
 

@@ -54,6 +54,6 @@ def test_points_of_a_sweep_share_their_twin() -> None:
     points = [
         experiment_of(_LINE.replace("ac=full", f"ac={ac}")) for ac in ("full", "selective_layer", "none")
     ]
-    full, layers, plain = (step_of(each, "cpu") for each in points)
-    assert all(step_of(each.twin(), "cpu") is plain for each in points)
+    full, layers, plain = (step_of(each) for each in points)
+    assert all(step_of(each.twin()) is plain for each in points)
     assert full is not layers

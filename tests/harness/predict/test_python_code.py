@@ -54,7 +54,7 @@ _TINY = "model=gpt_nano data=synthetic batch_size=2 model.n_layers=2 model.width
     ],
 )
 def test_a_step_says_what_python_does_beside_its_operators(ac: str, kinds: set[str]) -> None:
-    log = step_log(experiment_of(f"{_TINY} {ac}"), "cpu")
+    log = step_log(experiment_of(f"{_TINY} {ac}"))
     assert {kind for _, kind in log.python_code} == kinds
     again = sum(each.is_recomputed and bool(each.dtype) for each in log.operators)
     assert again > 0 or not kinds

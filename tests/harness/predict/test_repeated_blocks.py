@@ -48,7 +48,7 @@ _MORE_ALIKE = {
 
 
 def _log(experiment: Experiment) -> StepLog:
-    return step_log(experiment, "cpu")
+    return step_log(experiment)
 
 
 def _without_births(full: FakeStep) -> FakeStep:
@@ -62,7 +62,7 @@ def test_the_composed_step_is_the_full_one(line: str) -> None:
     experiment = experiment_of(line)
     log = composed(experiment, _log)
     assert log is not None
-    assert fake_step(log, "cpu") == _without_births(fake_step(_log(experiment), "cpu"))
+    assert fake_step(log) == _without_births(fake_step(_log(experiment)))
 
 
 @pytest.mark.parametrize(
@@ -117,4 +117,4 @@ def test_few_blocks_are_no_reason_to_compose() -> None:
 def test_a_deep_model_is_predicted_as_if_it_were_traced() -> None:
     deep = experiment_of(f"{_MLP} ac=full optimizer=sgd".replace("n_layers=6", "n_layers=9"))
     deep = replace(deep, seed=1)  # which no other test has traced
-    assert step_of(deep, "cpu") == _without_births(fake_step(_log(deep), "cpu"))
+    assert step_of(deep) == _without_births(fake_step(_log(deep)))

@@ -84,7 +84,7 @@ CASES = {
 
 def trace(*calls: dict[OperatorWork, int]) -> Trace:
     operators = {work: count for call in calls for work, count in call.items()}
-    return Trace(device="cpu", computes_in="float32", operators=operators, ranks_per_node=4)
+    return Trace(computes_in="float32", operators=operators, ranks_per_node=4)
 
 
 @pytest.mark.parametrize(("calls", "seconds"), CASES.values(), ids=CASES)

@@ -19,7 +19,7 @@ _SMALL = (
 
 def test_the_plan_of_a_trial_is_shown_and_can_be_given(tmp_path: Path) -> None:
     experiment = experiment_of(f"{_SMALL} ac.fraction=0.8")
-    given = planned_on_fake_rank(experiment, "cpu", tmp_path / "plan.json")
+    given = planned_on_fake_rank(experiment, tmp_path / "plan.json")
     text = view_of(experiment, "plan")
     assert text == Plan.load(tmp_path / "plan.json").describe() == view_of(given, "plan")
     assert text.startswith("budget ")

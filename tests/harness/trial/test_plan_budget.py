@@ -275,7 +275,7 @@ def test_a_budget_below_what_the_optimizer_needs_says_so(tmp_path: Path) -> None
     asked = experiment_of(f"{line} ac=budget ac.fraction=0.1")
     remedy = "which no plan changes; shard the parameters, or take another optimizer"
     with pytest.raises(StrategyError, match=rf"; its peak lies in the optimizer's update, {remedy}$"):
-        planned_on_fake_rank(asked, "cpu", tmp_path / PLAN_FILE)
+        planned_on_fake_rank(asked, tmp_path / PLAN_FILE)
 
 
 def staged(

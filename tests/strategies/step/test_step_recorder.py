@@ -23,7 +23,7 @@ _LINE = (
 
 
 def _step(line: str) -> FakeStep:
-    return fake_step(step_log(experiment_of(f"{_LINE} {line}"), "cpu"), "cpu")
+    return fake_step(step_log(experiment_of(f"{_LINE} {line}")))
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_offloading_copies_to_the_host_and_back() -> None:
 
 
 def test_a_collective_has_its_group() -> None:
-    step = fake_step(step_log(experiment_of(f"{_LINE} mesh=hsdp2x2"), "cpu"), "cpu")
+    step = fake_step(step_log(experiment_of(f"{_LINE} mesh=hsdp2x2")))
     groups: set[tuple[str, tuple[int, ...]]] = set()
     payload: Counter[str] = Counter()
     for call, count in step.trace.operators.items():
