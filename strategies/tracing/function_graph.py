@@ -17,8 +17,7 @@ import inspect
 import operator
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -47,25 +46,6 @@ _QUERIES = frozenset(
 """Functions and properties with one answer for all tensors of one kind, and so for every run of a graph."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recording:
-    """The forward of one module, for inputs of one kind.
-
-    Fields:
-        graph: placeholders are the tensors among the inputs, in the order of `tree_leaves`; the output is a
-            tuple of tensors. A submodule's call has `meta["fqn"]`, its plain FQN below the module, and
-            `meta["call"]`, how many calls it had before; every node has its fake result in `meta["val"]`, and
-            one that changes tensors in place has these in `meta["mutates"]`.
-        reads: FQN and attribute of everything that forward itself read of modules.
-        outputs: leaves of the return value; a tensor is its `OutputIndex`.
-    """
-
-    graph: fx.Graph
-    reads: tuple[tuple[str, str], ...]
-    outputs: tuple[Any, ...]
-    structure: TreeSpec
-
-
 class FunctionRecorder(TorchFunctionMode):
     """Records the forward of a shadow's model.
 
@@ -88,21 +68,26 @@ class FunctionRecorder(TorchFunctionMode):
         self._is_quiet = True
         self._context = _context()
 
-    def record(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Recording:
-        """Return what `scope.forward(*args, **kwargs)` does.
+    def record(self, args: tuple[Any, ...]) -> fx.Graph:
+        """Return what forward does on positional inputs, tensors of the shadow.
 
-        Args:
-            args: positional inputs, tensors of the shadow.
+        Placeholders are the tensors among the inputs, in the order of `tree_leaves`; the output is a tuple of
+        tensors. A submodule's call has `meta["fqn"]`, its plain FQN below the module, and `meta["call"]`, how
+        many calls it had before; every node has its fake result in `meta["val"]`, and one that changes
+        tensors in place has these in `meta["mutates"]`.
 
         Raises:
             StrategyError: forward does what a graph cannot hold; the message names it.
         """
-        for name, tensor in _named_tensors(self._shadow.model, args, kwargs):
-            self._frame.own(tensor, self._graph.placeholder(name))
+        names = [*inspect.signature(self._shadow.model.forward).parameters, *["inputs"] * len(args)]
+        for name, value in zip(names, args, strict=False):
+            for leaf in tree_leaves(value):
+                if isinstance(leaf, Tensor):
+                    self._frame.own(leaf, self._graph.placeholder(name))
         with self._shadow.listening(self), with_known_values(), self:
             self._effects.forgive("")
             self._is_quiet = False
-            leaves, structure = tree_flatten(self._shadow.model.forward(*args, **kwargs))
+            leaves, structure = tree_flatten(self._shadow.model.forward(*args))
             self._is_quiet = True
             self._refuse(self._effects.found(""))
             if self._failure is not None:
@@ -222,14 +207,13 @@ class FunctionRecorder(TorchFunctionMode):
             problem = f"cannot be recorded: {where} a {type(result).__name__}"
             raise self._error(f"{problem}; a recorded forward supports only tensors and Python containers")
 
-    def _finished(self, leaves: list[Any], structure: TreeSpec) -> Recording:
-        """Return the recording of a forward that returns `leaves`."""
-        outputs, _ = self._frame.finish(leaves, lambda tensor: self._node(tensor, "output"), self._error)
+    def _finished(self, leaves: list[Any], _structure: TreeSpec) -> fx.Graph:
+        """Return the graph of a forward that returns `leaves`."""
+        self._frame.finish(leaves, lambda tensor: self._node(tensor, "output"), self._error)
         for node in reversed(self._graph.nodes):
             if node.target is operator.getitem and not node.users:
                 self._graph.erase_node(node)
-        reads = tuple(self._frame.reads)
-        return Recording(graph=self._graph, reads=reads, outputs=outputs, structure=structure)
+        return self._graph
 
     def _check_context(self, what: str) -> None:
         """Refuse a call under another mode of torch than forward began with, which no graph would set."""
@@ -253,17 +237,6 @@ class FunctionRecorder(TorchFunctionMode):
     def _error(self, problem: str) -> StrategyError:
         self._failure = StrategyError("ac", f"{self._name} {problem}")
         return self._failure
-
-
-def _named_tensors(
-    scope: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Iterator[tuple[str, Tensor]]:
-    signature = inspect.signature(scope.forward)
-    names = list(signature.parameters)
-    given = [*zip([*names, *["inputs"] * len(args)], args, strict=False), *kwargs.items()]
-    for name, value in given:
-        tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
-        yield from ((name, tensor) for tensor in tensors)
 
 
 def _name(func: Any) -> str:

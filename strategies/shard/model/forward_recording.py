@@ -26,7 +26,7 @@ from strategies.base import StrategyError
 from strategies.estimate.operator_cost import tensors_of
 from strategies.estimate.patched import without_collector
 from strategies.shard.candidates.layout import Shape
-from strategies.tracing.function_graph import FunctionRecorder, Recording
+from strategies.tracing.function_graph import FunctionRecorder
 from strategies.tracing.module_state import CONSTANTS
 from strategies.tracing.shadow import Shadow, device_of, shadowed
 from strategies.tracing.without_data import following
@@ -128,8 +128,8 @@ class Forward:
         """
         recorder, inputs = self._recorder({})
         with following(lambda: _NAME), _without_log():
-            recording = recorder.record(inputs, {})
-        return recording.graph, recorder.followed()
+            graph = recorder.record(inputs)
+        return graph, recorder.followed()
 
     def on_parts(self, parts: Parts) -> Followed:
         """Return what the forward does where some modules give parts."""
@@ -146,7 +146,7 @@ class Forward:
         stop = None
         try:
             with _without_log():
-                recorder.record(inputs, {})
+                recorder.record(inputs)
         except Exception as error:  # noqa: BLE001 (the user's code may say in any way that it does not run)
             stop = _one_line(error)
         followed = recorder.followed(stop)
@@ -161,7 +161,7 @@ class Forward:
     def _recorder(self, parts: Parts) -> tuple[_PlaceRecorder, Any]:
         device = device_of(tree_leaves(self.sample))
         shadow = self.shadow.on(device)
-        recorder = _PlaceRecorder(shadow, self.through, _NAME, hooked=self.hooked, parts=parts)
+        recorder = _PlaceRecorder(shadow, self.through, hooked=self.hooked, parts=parts)
         return recorder, shadowed(shadow, self.sample, device)
 
 
@@ -179,9 +179,9 @@ class _PlaceRecorder(FunctionRecorder):
     """Records also where calls stand in the model's code, and what that asks of tensors."""
 
     def __init__(
-        self, shadow: Shadow, through: frozenset[str], name: str, *, hooked: frozenset[str], parts: Parts
+        self, shadow: Shadow, through: frozenset[str], *, hooked: frozenset[str], parts: Parts
     ) -> None:
-        super().__init__(shadow, through, name)
+        super().__init__(shadow, through, _NAME)
         self._hooked = hooked
         self._parts = parts
         self._within = [""]
@@ -267,7 +267,7 @@ class _PlaceRecorder(FunctionRecorder):
         if "line" not in node.meta:
             node.meta |= {"line": _line(), "within": tuple(self._within)}
 
-    def _finished(self, leaves: list[Any], structure: TreeSpec) -> Recording:
+    def _finished(self, leaves: list[Any], structure: TreeSpec) -> fx.Graph:
         """Take what forward returns, as steps that gave it."""
         outputs = [self._node(leaf, "output") if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         followed = self._so_far()

@@ -193,7 +193,7 @@ INDIVISIBLE = [
 def _graph(function: Callable[..., Tensor], inputs: list[Tensor]) -> fx.Graph:
     shadow = Shadow.of(Function(function)).on(torch.device("cpu"))
     fakes = tuple(fake.requires_grad_() for fake in shadowed(shadow, tuple(inputs), torch.device("cpu")))
-    return FunctionRecorder(shadow, frozenset(), "the function").record(fakes, {}).graph
+    return FunctionRecorder(shadow, frozenset(), "the function").record(fakes)
 
 
 def _last(function: Callable[..., Tensor], inputs: list[Tensor]) -> fx.Node:
