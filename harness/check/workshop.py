@@ -136,9 +136,8 @@ class Workshop:
         self._global.append(GlobalState(one))
         other = self._made()
         if one is other:
-            raise ConfigError(
-                "make", "returns the same model each time; make it inside, or return a copy.deepcopy of it"
-            )
+            problem = "returns the same model each time"
+            raise ConfigError("make", f"{problem}; make it inside, or return a copy.deepcopy of it")
         if next(one.parameters(), None) is None:
             raise ConfigError("make", "returns a model without parameters: there is nothing to train")
         difference = _first_unlike(dict(_tensors(one)), dict(_tensors(other)))

@@ -269,9 +269,8 @@ def _fields(config: DictConfig, values: Mapping[str, Any]) -> dict[str, Any]:
     known = {each.name for each in dataclasses.fields(families()[config.model.family])}
     for name in values:
         if name not in known:
-            raise ConfigError(
-                name, f"{config.model.name} has no such field; {suggestion(name, sorted(known))}"
-            )
+            problem = f"{config.model.name} has no such field"
+            raise ConfigError(name, f"{problem}; {suggestion(name, sorted(known))}")
     return {f"model.{name}": value for name, value in values.items()}
 
 
@@ -289,9 +288,8 @@ def _mesh(words: str | None) -> tuple[str, dict[str, int]]:
     if "=" not in words:
         names = _names_in("mesh")
         if words not in names:
-            raise ConfigError(
-                "--mesh", f"unknown {words!r}; {suggestion(words, names)}; or write dp_shard=8,tp=2"
-            )
+            problem = f"unknown {words!r}"
+            raise ConfigError("--mesh", f"{problem}; {suggestion(words, names)}; or write dp_shard=8,tp=2")
         return words, {}
     sizes: dict[str, int] = {}
     for part in words.split(","):
@@ -305,9 +303,8 @@ def _mesh(words: str | None) -> tuple[str, dict[str, int]]:
 def _hardware(name: str | None, gib: float | None) -> Hardware:
     names = _names_in("hardware")
     if name is not None and name not in names:
-        raise ConfigError(
-            "--on", f"unknown {name!r}; {suggestion(name, names)}; or give the memory with --gib"
-        )
+        problem = f"unknown {name!r}"
+        raise ConfigError("--on", f"{problem}; {suggestion(name, names)}; or give the memory with --gib")
     if gib is not None and not gib > 0:
         raise ConfigError("--gib", f"must be above 0, got {gib}")
     found = _of_file(name) if name is not None else _at_hand(names, gib)

@@ -314,9 +314,8 @@ def launcher_of(node: Mapping[str, Any]) -> Launcher:
     values = {key: value for key, value in node.items() if key != "_target_"}
     name = values.pop("name", None)
     if name not in LAUNCHERS:
-        raise ConfigError(
-            "hydra/launcher", f"unknown launcher {name!r}; {suggestion(str(name), list(LAUNCHERS))}"
-        )
+        problem = f"unknown launcher {name!r}"
+        raise ConfigError("hydra/launcher", f"{problem}; {suggestion(str(name), list(LAUNCHERS))}")
     launcher: Launcher = _construct("hydra.launcher", LAUNCHERS[name], values, chosen=name)
     return launcher
 
@@ -377,9 +376,8 @@ def _resolved(config: DictConfig, name: str) -> Any:
 def _choose(group: str, key: str, registry: Mapping[str, type[Any]], node: Any) -> Any:
     """Construct the class that `node[key]` names."""
     if not isinstance(node, Mapping):
-        raise ConfigError(
-            group, f"must be a group of options, got {node!r}; choose one with {group}=<option>"
-        )
+        problem = f"must be a group of options, got {node!r}"
+        raise ConfigError(group, f"{problem}; choose one with {group}=<option>")
     values = dict(node)
     name = str(values.pop(key, None))
     if name not in registry:

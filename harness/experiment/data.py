@@ -122,9 +122,8 @@ class Tokens(DataSpec):
         """Refuse a dtype where the file states its own, and none where it does not."""
         is_npy = Path(self.path).suffix == ".npy"
         if is_npy and self.dtype is not None:
-            raise ConfigError(
-                "data.dtype", f"must be null for .npy, which states its own, got {self.dtype!r}"
-            )
+            problem = "must be null for .npy, which states its own"
+            raise ConfigError("data.dtype", f"{problem}, got {self.dtype!r}")
         if is_npy:
             return
         if self.dtype is None:

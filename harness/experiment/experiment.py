@@ -130,11 +130,8 @@ class Experiment(Recipe):
         # slots=True makes a new class, so a bare super() would look at the one it replaced
         Recipe.__post_init__(self)
         if self.batch_size % self.mesh.dp:
-            raise ConfigError(
-                "batch_size",
-                f"must be a multiple of the {self.mesh.dp} data-parallel ranks of {self.mesh.label}, "
-                f"got {self.batch_size}",
-            )
+            problem = f"must be a multiple of the {self.mesh.dp} data-parallel ranks of {self.mesh.label}"
+            raise ConfigError("batch_size", f"{problem}, got {self.batch_size}")
         share = self.batch_size // self.mesh.dp
         if share % self.microbatches:
             of = f"each of the {self.mesh.dp} data-parallel ranks" if self.mesh.dp > 1 else "a step"
@@ -153,20 +150,15 @@ class Experiment(Recipe):
         self._require_whole_forwards()
         self._require_one_budget()
         if self.wrap_order == "outside_fsdp" and not self.mesh.is_sharded:
-            raise ConfigError(
-                "wrap_order",
-                f"outside_fsdp needs FSDP, but {self.mesh.label} shards nothing; "
-                "use mesh=shard2 or inside_fsdp",
-            )
+            problem = f"outside_fsdp needs FSDP, but {self.mesh.label} shards nothing"
+            raise ConfigError("wrap_order", f"{problem}; use mesh=shard2 or inside_fsdp")
         if self.mesh.fsdp == "fsdp1":
             self._require_readable_parameters()
         if self.is_compiled:
             self._require_compilable()
         elif self.ac.needs_compiler:
-            raise ConfigError(
-                "compile",
-                f"none leaves nobody to carry out {self._carried_out}; use compile=aot_eager or inductor",
-            )
+            problem = f"none leaves nobody to carry out {self._carried_out}"
+            raise ConfigError("compile", f"{problem}; use compile=aot_eager or inductor")
 
     @property
     def _carried_out(self) -> str:
@@ -319,9 +311,8 @@ class Experiment(Recipe):
     def _require_compilable(self) -> None:
         """Refuse what cannot be compiled, and orders that mean nothing."""
         if self.compile_scope == "blocks" and not self.model.layers_fqn:
-            raise ConfigError(
-                "compile_scope", "blocks needs model.layers_fqn; name the blocks, or use compile_scope=model"
-            )
+            problem = "blocks needs model.layers_fqn"
+            raise ConfigError("compile_scope", f"{problem}; name the blocks, or use compile_scope=model")
         if name_of(self.chunk) != "none":
             raise ConfigError(
                 "compile",
@@ -413,9 +404,8 @@ class Experiment(Recipe):
     def _require_reduced_gradients(self) -> None:
         """Refuse a time to reduce gradients that means nothing, or at which FSDP1 loses some."""
         if self.mesh.sync == "last" and self.microbatches == 1:
-            raise ConfigError(
-                "mesh.sync", "last has no effect with one micro-batch; use microbatches=2, or mesh.sync=each"
-            )
+            problem = "last has no effect with one micro-batch"
+            raise ConfigError("mesh.sync", f"{problem}; use microbatches=2, or mesh.sync=each")
         if self.mesh.sync == "last" and self.mesh.is_sharded and self.ac.step_planner is not None:
             raise ConfigError(
                 "mesh.sync",
@@ -592,11 +582,8 @@ class Experiment(Recipe):
     def _require_ranks_to_shard_over(self) -> None:
         """Refuse sharding of operators on a mesh whose ranks share no tensors."""
         if self.is_sharded and self.mesh.tp == 1:
-            raise ConfigError(
-                "mesh.tp",
-                f"must be above 1 for shard={name_of(self.shard)}, which shards over its ranks, got 1; "
-                "use mesh=tp2 or shard=none",
-            )
+            problem = f"must be above 1 for shard={name_of(self.shard)}, which shards over its ranks, got 1"
+            raise ConfigError("mesh.tp", f"{problem}; use mesh=tp2 or shard=none")
 
     def _require_whole_forwards(self) -> None:
         """Refuse chunks on meshes that take a forward apart."""

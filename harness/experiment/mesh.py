@@ -293,11 +293,8 @@ class Mesh:
                 problem += ";"
             raise ConfigError(f"mesh.{changed[0]}", f"{problem} use mesh=shard2")
         if self.sync != "each" and self.gradient_ranks == 1:
-            raise ConfigError(
-                "mesh.sync",
-                f"last needs data-parallel ranks, which reduce gradients, but {self.label} has one; "
-                "use mesh=ddp2",
-            )
+            problem = f"last needs data-parallel ranks, which reduce gradients, but {self.label} has one"
+            raise ConfigError("mesh.sync", f"{problem}; use mesh=ddp2")
         self._require_options_of_its_fsdp(changed)
 
     def _require_pipeline(self) -> None:
@@ -313,19 +310,14 @@ class Mesh:
         fewest, most = _STAGES_PER_RANK[schedule]
         if asked is not None and not fewest <= asked <= (most or asked):
             wanted = fewest if most == fewest else f"at least {fewest}"
-            raise ConfigError(
-                "mesh.pp_stages_per_rank", f"must be {wanted} for mesh.pp_schedule={schedule}, got {asked}"
-            )
+            problem = f"must be {wanted} for mesh.pp_schedule={schedule}"
+            raise ConfigError("mesh.pp_stages_per_rank", f"{problem}, got {asked}")
         if not self.pp_split_backward and schedule not in _SPLITTING:
-            raise ConfigError(
-                "mesh.pp_split_backward",
-                f"false has no effect: {schedule} takes backward as a whole; leave it at true",
-            )
+            problem = f"false has no effect: {schedule} takes backward as a whole"
+            raise ConfigError("mesh.pp_split_backward", f"{problem}; leave it at true")
         if self.is_sharded and self.fsdp == "fsdp1":
-            raise ConfigError(
-                "mesh.fsdp",
-                "fsdp1 does not compose with pp > 1: torch's stages know fsdp2 and DDP; use mesh.fsdp=fsdp2",
-            )
+            problem = "fsdp1 does not compose with pp > 1: torch's stages know fsdp2 and DDP"
+            raise ConfigError("mesh.fsdp", f"{problem}; use mesh.fsdp=fsdp2")
 
     def _require_experts(self) -> None:
         """Refuse ranks that cannot share experts, and a capacity that is none."""
@@ -357,14 +349,11 @@ class Mesh:
     def _require_options_of_its_fsdp(self, changed: Sequence[str]) -> None:
         """Refuse an option of one FSDP with the other; `changed` are those that have another value."""
         if self.fsdp == "fsdp2" and "sharding_strategy" in changed:
-            raise ConfigError(
-                "mesh.sharding_strategy",
-                f"belongs to fsdp1, got {self.sharding_strategy} with fsdp2; use mesh.reshard_after_forward",
-            )
+            problem = f"belongs to fsdp1, got {self.sharding_strategy} with fsdp2"
+            raise ConfigError("mesh.sharding_strategy", f"{problem}; use mesh.reshard_after_forward")
         if self.fsdp == "fsdp2" and "use_orig_params" in changed:
-            raise ConfigError(
-                "mesh.use_orig_params", "belongs to fsdp1: fsdp2 always has them; use mesh.fsdp=fsdp1"
-            )
+            problem = "belongs to fsdp1: fsdp2 always has them"
+            raise ConfigError("mesh.use_orig_params", f"{problem}; use mesh.fsdp=fsdp1")
         if self.fsdp == "fsdp1" and "reshard_after_forward" in changed:
             raise ConfigError(
                 "mesh.reshard_after_forward",

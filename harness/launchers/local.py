@@ -55,19 +55,16 @@ class Local(Driven):
     def check(self, mesh: Mesh) -> None:
         """Refuse several nodes, more ranks than devices, and far more ranks than cores."""
         if mesh.nodes > 1:
-            raise ConfigError(
-                "mesh.nodes", f"this launcher runs on one node, got {mesh.nodes}; use hydra/launcher=slurm"
-            )
+            problem = f"this launcher runs on one node, got {mesh.nodes}"
+            raise ConfigError("mesh.nodes", f"{problem}; use hydra/launcher=slurm")
         if device_type(mesh) == "cuda":
             devices = cuda_count()
             if devices == 0:
-                raise ConfigError(
-                    "mesh.device", "cuda was asked for, but this torch sees no CUDA device; use cpu"
-                )
+                problem = "cuda was asked for, but this torch sees no CUDA device"
+                raise ConfigError("mesh.device", f"{problem}; use cpu")
             if mesh.ranks_per_node > devices:
-                raise ConfigError(
-                    "mesh", f"{mesh.label} needs {mesh.ranks_per_node} CUDA devices a node, found {devices}"
-                )
+                problem = f"{mesh.label} needs {mesh.ranks_per_node} CUDA devices a node"
+                raise ConfigError("mesh", f"{problem}, found {devices}")
             return
         if mesh.cp_method == "torch":
             problem = "torch has no rules for kernels of the CPU, and torch sees no CUDA device here"

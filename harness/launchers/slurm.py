@@ -253,10 +253,8 @@ class Slurm(OnSlurm):
         """Refuse more ranks than the GPUs that were asked for; the rest the cluster refuses at submission."""
         asked = self.gpus_per_node
         if asked is not None and 0 < asked < mesh.ranks_per_node and mesh.device != "cpu":
-            raise ConfigError(
-                "hydra.launcher.gpus_per_node",
-                f"{mesh.label} has {mesh.ranks_per_node} ranks on a node, got {asked}",
-            )
+            problem = f"{mesh.label} has {mesh.ranks_per_node} ranks on a node"
+            raise ConfigError("hydra.launcher.gpus_per_node", f"{problem}, got {asked}")
 
     def batches(self, tasks: Sequence[Task]) -> Sequence[Sequence[Task]]:
         """Return the trials by shape."""

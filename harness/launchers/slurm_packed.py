@@ -180,9 +180,8 @@ class SlurmPacked(OnSlurm):
         }
         for option, (asked, there) in limits.items():
             if asked > there:
-                raise ConfigError(
-                    f"hydra.launcher.{option}", f"a trial of shape {shape.label} needs {asked}, got {there}"
-                )
+                problem = f"a trial of shape {shape.label} needs {asked}"
+                raise ConfigError(f"hydra.launcher.{option}", f"{problem}, got {there}")
         return need
 
 

@@ -356,9 +356,8 @@ class ModelSpec:
             is_open = hasattr(self, "tp_column")
             named = "name linears with model.tp_column and model.tp_row, or " if is_open else ""
             remedy = f"{named}use 1 without its options"
-            raise ConfigError(
-                "mesh.tp", f"model {self.name!r} has no tensor parallel plan, got {tp}; {remedy}"
-            )
+            problem = f"model {self.name!r} has no tensor parallel plan, got {tp}"
+            raise ConfigError("mesh.tp", f"{problem}; {remedy}")
         for where, size in self.tensor_parallel_sizes().items():
             if size % tp:
                 raise ConfigError("mesh.tp", f"must divide {where}, {size}, got {tp}")
@@ -439,9 +438,8 @@ def require_parts(where: str, size: int, axis: str, ranks: int, remedy: str) -> 
     if size % ranks:
         below, above = size // ranks * ranks, -(-size // ranks) * ranks
         nearest = f"{below} or {above}" if below else f"{above}"
-        raise ConfigError(
-            where, f"must be a multiple of {axis}, {ranks}, got {size}; use {nearest}, or {remedy}"
-        )
+        problem = f"must be a multiple of {axis}, {ranks}, got {size}"
+        raise ConfigError(where, f"{problem}; use {nearest}, or {remedy}")
 
 
 def require_even_heads(sizes: Mapping[str, int], *, cp: int, cp_method: str, tp: int) -> None:

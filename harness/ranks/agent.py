@@ -115,9 +115,8 @@ class Agent:
             ValueError: `job` is on several nodes that do not know where to meet.
         """
         if job.nodes > 1 and job.rendezvous is None:
-            raise ValueError(
-                "RankJob.rendezvous: several nodes need an address that all of them know, got None"
-            )
+            problem = "RankJob.rendezvous: several nodes need an address that all of them know"
+            raise ValueError(f"{problem}, got None")
         server = self._ready_server()
         assistant, self._assistant = self._assistant, None
         if assistant is not None:

@@ -54,9 +54,8 @@ class RankJob:
         if self.ranks < 1:
             raise ValueError(f"RankJob.ranks: must be at least 1, got {self.ranks}")
         if self.total % self.ranks:
-            raise ValueError(
-                f"RankJob.world_size: must be a multiple of the {self.ranks} local ranks, got {self.total}"
-            )
+            problem = f"RankJob.world_size: must be a multiple of the {self.ranks} local ranks"
+            raise ValueError(f"{problem}, got {self.total}")
 
     @property
     def total(self) -> int:

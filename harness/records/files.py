@@ -284,9 +284,8 @@ def read_private(path: Path) -> bytes:
 
 def _require_owner(path: Path, found: os.stat_result) -> None:
     if found.st_uid != os.geteuid():
-        raise ForeignFileError(
-            f"{path}: must belong to user {os.geteuid()}, who runs this, got {found.st_uid}"
-        )
+        problem = f"{path}: must belong to user {os.geteuid()}, who runs this"
+        raise ForeignFileError(f"{problem}, got {found.st_uid}")
 
 
 @contextmanager

@@ -281,10 +281,8 @@ def validate(value: object) -> Record:
         if found not in options:
             raise ValueError(f"record.{name}: must be one of {', '.join(options)}, got {found!r}")
     if (record.error is None) != (record.status in _FAULTLESS):
-        raise ValueError(
-            "record.error: must be null exactly when the status is ok or predicted, "
-            f"which is {record.status!r}"
-        )
+        problem = "record.error: must be null exactly when the status is ok or predicted"
+        raise ValueError(f"{problem}, which is {record.status!r}")
     return record
 
 

@@ -76,9 +76,8 @@ def ratio_to_baseline(variant_s: Sequence[float], twin_s: Sequence[float]) -> Ra
         ValueError: the samples are not pairs of positive times.
     """
     if len(variant_s) != len(twin_s) or not variant_s:
-        raise ValueError(
-            f"ratio: needs as many variant as twin samples, got {len(variant_s)} and {len(twin_s)}"
-        )
+        problem = "ratio: needs as many variant as twin samples"
+        raise ValueError(f"{problem}, got {len(variant_s)} and {len(twin_s)}")
     if min(*variant_s, *twin_s) <= 0:
         raise ValueError(f"ratio: times must be positive, got {min(*variant_s, *twin_s)}")
     ratios = [variant / twin for variant, twin in zip(variant_s, twin_s, strict=True)]

@@ -105,9 +105,8 @@ class BlockFlow:
             _require_one_shape(passed)
         except _UncutError as error:
             name = type(plain.model).__name__
-            raise StrategyError(
-                where, f"{name} cannot be cut between its blocks: {error}; {_REMEDY}"
-            ) from None
+            problem = f"{name} cannot be cut between its blocks: {error}"
+            raise StrategyError(where, f"{problem}; {_REMEDY}") from None
         hidden = partial(tree_map, partial(_hidden, "what the model takes"))
         same = sample.positions
         flow = cls(

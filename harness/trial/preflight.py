@@ -282,13 +282,11 @@ def _check_fixed_batch(data: DataSpec, sequence_length: int, batch_size: int, pa
         asked["batch_size"] = batch_size, usual.batch_size
     for option, (value, default) in asked.items():
         if value != default:
-            raise ConfigError(
-                option, f"has no effect, the factory brings its own inputs; leave it at {default}"
-            )
+            problem = "has no effect, the factory brings its own inputs"
+            raise ConfigError(option, f"{problem}; leave it at {default}")
     if data != Text():
-        raise ConfigError(
-            "data", "has no effect, the factory brings its own inputs; leave it at text, without a path"
-        )
+        problem = "has no effect, the factory brings its own inputs"
+        raise ConfigError("data", f"{problem}; leave it at text, without a path")
 
 
 def _check_shares(example: Batch, dp: int, microbatches: int) -> None:

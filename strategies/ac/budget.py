@@ -205,9 +205,8 @@ class Budget(ActivationCheckpointing):
 
     def call_site(self, model: nn.Module) -> RegionCallSite:  # noqa: ARG002 (refused whatever the model)
         """Refuse: one region around the whole model has no blocks to plan. Raises StrategyError: always."""
-        raise StrategyError(
-            "wrap_order", "call_site makes the model one region, and budget plans blocks; use inside_fsdp"
-        )
+        problem = "call_site makes the model one region, and budget plans blocks"
+        raise StrategyError("wrap_order", f"{problem}; use inside_fsdp")
 
     def check_compilation(self, order: str, scope: str) -> None:
         """Refuse compiled code around a tape, and partitions of what is no block.

@@ -48,10 +48,8 @@ class File(ActivationCheckpointing):
         """Refuse a missing name, a file that cannot be read, and another one than that of the digest."""
         ActivationCheckpointing.__post_init__(self)  # a slotted dataclass has no zero-argument super()
         if not self.path:
-            raise StrategyError(
-                "ac.path",
-                "is empty; give a file with `apply(model)`, as show=file prints one, or with a plan",
-            )
+            problem = "is empty; give a file with `apply(model)`, as show=file prints one"
+            raise StrategyError("ac.path", f"{problem}, or with a plan")
         text = loaded_file.source_of(self.path, "ac.path")
         found = loaded_file.digest_of(text)
         if self.digest not in (None, found):

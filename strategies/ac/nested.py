@@ -139,18 +139,13 @@ class Nested(Strategy):
             StrategyError: the model is compiled as one, or labels name modules inside blocks.
         """
         if scope == "model":
-            raise StrategyError(
-                "compile_scope",
-                "model leaves no calls of modules for ac=nested to follow; use blocks",
-            )
+            problem = "model leaves no calls of modules for ac=nested to follow"
+            raise StrategyError("compile_scope", f"{problem}; use blocks")
         depth = self.layers_fqn.count(".") + 1
         inner = [fqn for fqn in self.labels or {} if fqn.count(".") > depth]
         if inner:
-            raise StrategyError(
-                "ac.labels",
-                f"{inner[0]!r} lies inside a compiled block, whose calls no tape follows; label blocks, "
-                "or use compile=none",
-            )
+            problem = f"{inner[0]!r} lies inside a compiled block, whose calls no tape follows"
+            raise StrategyError("ac.labels", f"{problem}; label blocks, or use compile=none")
 
     def check_units(self, model: nn.Module, units: Collection[str]) -> None:
         """Refuse a region that begins inside a unit and ends outside of it.
@@ -233,9 +228,8 @@ def _parse_levels(levels: Any) -> tuple[int, ...] | None:
         return None
     is_list = isinstance(levels, Sequence) and not isinstance(levels, str)
     if not is_list or not levels or not all(type(parts) is int and parts >= 1 for parts in levels):
-        raise StrategyError(
-            "ac.levels", f"must be a list of numbers of regions, each at least 1, got {levels!r}"
-        )
+        problem = "must be a list of numbers of regions, each at least 1"
+        raise StrategyError("ac.levels", f"{problem}, got {levels!r}")
     return tuple(levels)
 
 

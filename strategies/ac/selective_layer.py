@@ -68,10 +68,8 @@ class SelectiveLayer(Recomputing):
         Raises:
             StrategyError: always.
         """
-        raise StrategyError(
-            "wrap_order",
-            "call_site makes the model one region, and selective_layer chooses among blocks; use ac=full",
-        )
+        problem = "call_site makes the model one region, and selective_layer chooses among blocks"
+        raise StrategyError("wrap_order", f"{problem}; use ac=full")
 
     def _chosen(self, fqns: Sequence[str]) -> Sequence[str]:
         """Return the chosen blocks. Raises StrategyError: there are not so many."""

@@ -75,9 +75,8 @@ class SelectiveOp(Recomputing):
                 "ac.use_reentrant", "must be false: reentrant recomputation cannot save single operators"
             )
         if not isinstance(self.save_ops, str | Sequence | None):
-            raise StrategyError(
-                "ac.save_ops", f"must be the name of a preset or a list of names, got {self.save_ops!r}"
-            )
+            problem = "must be the name of a preset or a list of names"
+            raise StrategyError("ac.save_ops", f"{problem}, got {self.save_ops!r}")
         given = _USUAL if self.save_ops is None else self.save_ops
         names = given if isinstance(given, str) else tuple(str(name) for name in given or ())
         object.__setattr__(self, "save_ops", names)

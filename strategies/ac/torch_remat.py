@@ -49,11 +49,8 @@ class TorchRemat(ActivationCheckpointing):
         ActivationCheckpointing.__post_init__(self)  # a slotted dataclass has no zero-argument super()
         take_names(self, "ac.save_regions", "module names in a block")
         if find_spec(self.package) is None:
-            raise StrategyError(
-                "ac",
-                "torch_remat needs the package torch-remat, which is not installed: "
-                "pip install 'acbench[remat]'",
-            )
+            problem = "torch_remat needs the package torch-remat, which is not installed"
+            raise StrategyError("ac", f"{problem}: pip install 'acbench[remat]'")
 
     def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:
         """Return `model`, with a region around each block, and one around each submodule that is kept.
@@ -80,10 +77,8 @@ class TorchRemat(ActivationCheckpointing):
             StrategyError: naming the order.
         """
         if self.save_regions and order == "compile_first":
-            raise StrategyError(
-                "compile_order",
-                "compile_first hides what ac.save_regions names from torch-remat; use compile_order=ac_first",
-            )
+            problem = "compile_first hides what ac.save_regions names from torch-remat"
+            raise StrategyError("compile_order", f"{problem}; use compile_order=ac_first")
 
     def call_site(self, model: nn.Module) -> RegionCallSite:
         """Return a callable that runs `model` as one region.
@@ -92,11 +87,8 @@ class TorchRemat(ActivationCheckpointing):
             StrategyError: the model is checkpointed already, or blocks are to keep submodules.
         """
         if self.save_regions:
-            raise StrategyError(
-                "wrap_order",
-                "call_site makes the model one region, and ac.save_regions names parts of blocks; "
-                "use inside_fsdp",
-            )
+            problem = "call_site makes the model one region, and ac.save_regions names parts of blocks"
+            raise StrategyError("wrap_order", f"{problem}; use inside_fsdp")
         return ActivationCheckpointing.call_site(self, model)
 
     def observe(self, model: nn.Module) -> Observation:

@@ -59,9 +59,8 @@ def parse_path(label: object, where: str) -> Path:
     entries = label if isinstance(label, Sequence) and not isinstance(label, str) else (label,)
     path = tuple(takewhile(lambda entry: entry is not None, entries))
     if any(entry is not None for entry in entries[len(path) :]):
-        raise StrategyError(
-            where, f"must not continue behind null, got {_shown(label)}; null only pads the end"
-        )
+        problem = f"must not continue behind null, got {_shown(label)}"
+        raise StrategyError(where, f"{problem}; null only pads the end")
     for entry in path:
         if type(entry) is not int or entry < 0:
             problem = f"must be an index, a list of indices or null, got {_shown(label)}"
@@ -164,11 +163,8 @@ def refuse_gap(path: Path, names: Sequence[str], end: int, begin: int, where: st
     remedy = "put what is between into the region, or give the second part another index"
     if where == "ac.levels":
         remedy = "use ac.levels=[1], which is one region of all, or say by ac.labels what is in a region"
-    raise StrategyError(
-        where,
-        f"region {path_name(path)} ends at {names[end - 1]!r} and begins again at {names[begin]!r}; "
-        f"{listed} {verb} between: {remedy}",
-    )
+    problem = f"region {path_name(path)} ends at {names[end - 1]!r} and begins again at {names[begin]!r}"
+    raise StrategyError(where, f"{problem}; {listed} {verb} between: {remedy}")
 
 
 def _lines(

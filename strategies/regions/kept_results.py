@@ -153,10 +153,8 @@ class Returning(LeavesCompiled, TorchDispatchMode):
         results, number = self._results.of[func], self._count[func]
         self._count[func] += 1
         if number >= len(results):
-            raise RuntimeError(
-                f"{func} invocation index {number} encountered during backward but not found in storage; "
-                "its forward depends on state that has changed since"
-            )
+            problem = f"{func} invocation index {number} encountered during backward but not found in storage"
+            raise RuntimeError(f"{problem}; its forward depends on state that has changed since")
         kept, results[number] = results[number], None
         if kept is None or not kept.is_current():
             return func(*args, **(kwargs or {}))

@@ -99,15 +99,11 @@ def _operators(name: str) -> frozenset[Operator]:
         overloads = ", ".join(
             f"{found}.{overload}" for overload in found.overloads() if _is_functional(found, overload)
         )
-        raise StrategyError(
-            "ac.save_ops",
-            f"{name!r} is an operator packet, which never matches; its overloads are: {overloads}",
-        )
+        problem = f"{name!r} is an operator packet, which never matches"
+        raise StrategyError("ac.save_ops", f"{problem}; its overloads are: {overloads}")
     if isinstance(found, OpOverload) and found._schema.is_mutable:  # noqa: SLF001 (torch has no public schema)
-        raise StrategyError(
-            "ac.save_ops",
-            f"{name!r} writes to its inputs, which saving would skip; name an operator that does not",
-        )
+        problem = f"{name!r} writes to its inputs, which saving would skip"
+        raise StrategyError("ac.save_ops", f"{problem}; name an operator that does not")
     return frozenset({found})
 
 

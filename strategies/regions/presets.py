@@ -110,9 +110,8 @@ def check_names(save_ops: str | tuple[str, ...], matmul_recompute_every: int | N
     if isinstance(save_ops, str):
         _check_preset(save_ops)
     elif not save_ops:
-        raise StrategyError(
-            "ac.save_ops", f"is empty, which is full AC; use ac=full, or name some of {', '.join(GROUPS)}"
-        )
+        problem = "is empty, which is full AC"
+        raise StrategyError("ac.save_ops", f"{problem}; use ac=full, or name some of {', '.join(GROUPS)}")
     has_matmul = isinstance(save_ops, str) or "matmul" in save_ops or not is_known(save_ops)
     check_count(matmul_recompute_every or 0, has_matmul=has_matmul)
 
@@ -133,9 +132,8 @@ def check_count(every: int, *, has_matmul: bool) -> None:
     if every < 0:
         raise StrategyError(where, f"must be 0 (never) or at least 2, got {every}")
     if every == 1:
-        raise StrategyError(
-            where, "must be 0 (never) or at least 2, got 1; to recompute every matmul use ac=full"
-        )
+        problem = "must be 0 (never) or at least 2, got 1"
+        raise StrategyError(where, f"{problem}; to recompute every matmul use ac=full")
     if every and not has_matmul:
         raise StrategyError(where, f"is {every}, but ac.save_ops names no matmul; add matmul, or use 0")
 
@@ -145,6 +143,5 @@ def _check_preset(name: str) -> None:
     if name in PRESETS:
         return
     remedy = f"write the list [{name}]" if name in GROUPS or "." in name else "write a list of names"
-    raise StrategyError(
-        "ac.save_ops", f"{name!r} is no preset; presets are: {', '.join(PRESETS)}; otherwise {remedy}"
-    )
+    problem = f"{name!r} is no preset"
+    raise StrategyError("ac.save_ops", f"{problem}; presets are: {', '.join(PRESETS)}; otherwise {remedy}")

@@ -93,9 +93,8 @@ def refuse_unmatched(selectors: Sequence[str], found: Mapping[str, nn.Module], w
         if any(_is_of(selector, fqn) for fqn in (*found, *parts)):
             continue
         pattern = selector.partition(SEPARATOR)[0]
-        raise StrategyError(
-            where, f"{pattern!r} matches no module of the blocks; {nearest(pattern, [*found, *parts])}"
-        )
+        problem = f"{pattern!r} matches no module of the blocks"
+        raise StrategyError(where, f"{problem}; {nearest(pattern, [*found, *parts])}")
     region.refuse_own_forward(parts)
 
 

@@ -76,9 +76,8 @@ class OneCandidate(Sharding):
         matching = {fqn: node for fqn, node in linears.items() if fnmatchcase(fqn, self.modules)}
         if not matching:
             some = ", ".join(list(linears)[:4]) + (", ..." if len(linears) > 4 else "")  # noqa: PLR2004 (enough to see how they are named)
-            raise StrategyError(
-                "shard.modules", f"{self.modules!r} matches no linear; there are {some or 'none'}"
-            )
+            problem = f"{self.modules!r} matches no linear"
+            raise StrategyError("shard.modules", f"{problem}; there are {some or 'none'}")
         return matching
 
     def _kept_whole(

@@ -225,10 +225,8 @@ class FunctionRecorder(TorchFunctionMode):
                 problem = f"calls {what} inside torch.utils.checkpoint"
                 raise self._error(f"{problem}; take that call out and label what it held, regions replace it")
             frame = frame.f_back
-        raise self._error(
-            f"calls {what} under its own grad mode, autocast, saved-tensor hooks or switches of torch; "
-            "put that part into a module"
-        )
+        problem = f"calls {what} under its own grad mode, autocast, saved-tensor hooks or switches of torch"
+        raise self._error(f"{problem}; put that part into a module")
 
     def _refuse(self, effect: str | None) -> None:
         if effect is not None:

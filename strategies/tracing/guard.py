@@ -184,9 +184,8 @@ def refuse_unseen(where: str, fqn: str, module: nn.Module) -> None:
 def refuse_global_hooks(where: str) -> None:
     """Refuse hooks on all modules. Raises StrategyError: there are some; it names `where`."""
     if _has_any_global_hook():
-        raise StrategyError(
-            where, "needs a process without hooks on all modules, which would see other calls; remove them"
-        )
+        problem = "needs a process without hooks on all modules, which would see other calls"
+        raise StrategyError(where, f"{problem}; remove them")
 
 
 def has_another_class(module: nn.Module) -> bool:

@@ -416,9 +416,8 @@ class _OperatorRecorder(TorchDispatchMode):
             self._written |= storages_written(func, args, kwargs)
         result = func(*args, **kwargs)
         if any(isinstance(each, Tensor) and each.is_nested for each in tree_leaves(result)):
-            raise self._error(  # it would ask the recorder for shapes where no error may be raised
-                f"{self.place} makes a nested tensor{line_of()}, which no graph can hold; pad it"
-            )
+            problem = f"{self.place} makes a nested tensor{line_of()}, which no graph can hold"
+            raise self._error(f"{problem}; pad it")
         if func in _ALIASES:
             self._enter_alias(func, args[0], result, self._frames[-1])
         else:

@@ -122,10 +122,8 @@ class _Loans:
     def require_settled(self) -> None:
         """Refuse a step whose bytes include tensors that only gloo held."""
         if self._is_overdue:
-            raise RuntimeError(
-                "gloo: tensors of a collective are still held a minute after the program waited for it; "
-                "bytes would count that are not the program's"
-            )
+            problem = "gloo: tensors of a collective are still held a minute after the program waited for it"
+            raise RuntimeError(f"{problem}; bytes would count that are not the program's")
 
     def _start(self, original: _Function, /, *args: Any, **kwargs: Any) -> Any:
         """Start a collective with lent tensors, and remember them until it is over."""

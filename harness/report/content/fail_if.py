@@ -83,10 +83,8 @@ def parse(text: str) -> FailIf:
     """
     found = _CONDITION.fullmatch(text)
     if found is None:
-        raise ValueError(
-            f"must be a name, one of {' '.join(_OPERATORS)}, and a value, as in 'peak_bytes>1.02' or "
-            f"'verdict!=neutral', got {text!r}"
-        )
+        problem = f"must be a name, one of {' '.join(_OPERATORS)}, and a value"
+        raise ValueError(f"{problem}, as in 'peak_bytes>1.02' or 'verdict!=neutral', got {text!r}")
     name, sign, value = found.groups()
     if name in WORDS:
         return FailIf(name=name, sign=sign, value=_word(name, sign, value))
@@ -131,10 +129,8 @@ def _ratio(name: str, value: str) -> float:
     except ValueError:
         ratio = math.nan
     if not math.isfinite(ratio):
-        raise ValueError(
-            f"{name} is a number, of which the ratio candidate / baseline is compared; "
-            f"must be a number, got {value!r}"
-        )
+        problem = f"{name} is a number, of which the ratio candidate / baseline is compared"
+        raise ValueError(f"{problem}; must be a number, got {value!r}")
     return ratio
 
 

@@ -114,9 +114,8 @@ def _choices_of(output: LabelledOperand, placements: Placements) -> Choices:
     )
     for placement, label in zip(placements, labels, strict=True):
         if label is None and not placement.is_replicate():
-            raise StrategyError(
-                "output", f"cannot be placed as {placement!r}; use Replicate or another Shard"
-            )
+            problem = f"cannot be placed as {placement!r}"
+            raise StrategyError("output", f"{problem}; use Replicate or another Shard")
     return labels
 
 

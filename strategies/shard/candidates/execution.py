@@ -47,9 +47,8 @@ def place(whole: Tensor, operand: PlacedOperand, mesh: DeviceMesh) -> DTensor:
         StrategyError: it has another shape, or this rank is not part of the mesh.
     """
     if whole.shape != operand.shape:
-        raise StrategyError(
-            f"operands.{operand.name}", f"must have shape {operand.shape}, got {tuple(whole.shape)}"
-        )
+        problem = f"must have shape {operand.shape}"
+        raise StrategyError(f"operands.{operand.name}", f"{problem}, got {tuple(whole.shape)}")
     part = local_part(whole.detach(), operand.placements, operand.mesh_shape, _coordinate(mesh))
     tensor = _as_dtensor(part.clone(memory_format=torch.contiguous_format), operand, mesh)
     tensor.requires_grad_(whole.requires_grad)
@@ -180,10 +179,8 @@ def _waited(tensor: Tensor) -> Tensor:
 def _entered(tensor: DTensor, operand: PlacedOperand, mesh: DeviceMesh) -> Tensor:
     """Return the local part of an operand, the gradient of which is reduced when it comes back."""
     if tensor.placements != operand.placements:
-        raise StrategyError(
-            f"operands.{operand.name}",
-            f"must be placed as {operand.placements}, got {tuple(tensor.placements)}",
-        )
+        problem = f"must be placed as {operand.placements}"
+        raise StrategyError(f"operands.{operand.name}", f"{problem}, got {tuple(tensor.placements)}")
     return redistribute(tensor.to_local(), forward=(), backward=operand.reduction, mesh=mesh)
 
 

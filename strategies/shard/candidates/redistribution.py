@@ -169,9 +169,8 @@ def collectives(steps: Steps, *, phase: Phase, operand: str) -> tuple[Collective
 def _check_reachable(source: Placements, target: Placements) -> None:
     for before, after in zip(source, target, strict=True):
         if after.is_partial() and before != after:
-            raise StrategyError(
-                "placements", f"{before!r} cannot become {after!r}; reduce to Replicate or Shard"
-            )
+            problem = f"{before!r} cannot become {after!r}"
+            raise StrategyError("placements", f"{problem}; reduce to Replicate or Shard")
 
 
 def _link_share(kind: CollectiveKind, ranks: int) -> float:

@@ -242,9 +242,8 @@ class _PlaceRecorder(FunctionRecorder):
         """Mark tensors that hooks may see, and refuse to hand them anything else."""
         others = [leaf for leaf in tree_leaves(value) if not isinstance(leaf, (Tensor, *CONSTANTS))]
         if others:
-            raise self._error(
-                f"hands a {type(others[0]).__name__} to hooks of {fqn!r}, which may see shards in it"
-            )
+            problem = f"hands a {type(others[0]).__name__} to hooks of {fqn!r}"
+            raise self._error(f"{problem}, which may see shards in it")
 
         def hand(tensor: Tensor) -> Tensor:
             node = self._graph.call_function(seen_by_hooks, (self._node(tensor, "hooks"),))

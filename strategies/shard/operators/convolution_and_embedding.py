@@ -143,18 +143,15 @@ def _check(image: Shape, kernel: Shape, groups: int) -> None:
     if groups < 1 or image[1] % groups:
         raise StrategyError("groups", f"must divide {image[1]} channels, got {groups}")
     if len(kernel) != _DIMS or kernel[1] != image[1] // groups or kernel[0] % groups:
-        raise StrategyError(
-            "weight_shape",
-            f"must be (cout, {image[1] // groups}, kh, kw) with cout in {groups} even groups, got {kernel}",
-        )
+        problem = f"must be (cout, {image[1] // groups}, kh, kw) with cout in {groups} even groups"
+        raise StrategyError("weight_shape", f"{problem}, got {kernel}")
 
 
 def _extents(image: Shape, kernel: Shape, window: _Window) -> Shape:
     """Return height and width of the output."""
     if min(window.stride) < 1 or min(window.dilation) < 1 or min(window.padding) < 0:
-        raise StrategyError(
-            "stride, padding, dilation", f"must be at least 1, 0 and 1, got {', '.join(map(str, window))}"
-        )
+        problem = "must be at least 1, 0 and 1"
+        raise StrategyError("stride, padding, dilation", f"{problem}, got {', '.join(map(str, window))}")
     found = tuple(
         (size + 2 * pad - apart * (taps - 1) - 1) // step + 1
         for size, taps, step, pad, apart in zip(image[2:], kernel[2:], *window, strict=True)

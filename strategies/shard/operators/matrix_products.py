@@ -92,9 +92,8 @@ def matmul(input_shape: Sequence[int], other_shape: Sequence[int]) -> Operation:
     left, right = checked_shape("input_shape", input_shape), checked_shape("other_shape", other_shape)
     contracted = right[-_MATRIX:][0]
     if left[-1] != contracted:
-        raise StrategyError(
-            "other_shape", f"must multiply with {left}, which has {left[-1]} columns, got {right}"
-        )
+        problem = f"must multiply with {left}, which has {left[-1]} columns"
+        raise StrategyError("other_shape", f"{problem}, got {right}")
     is_in_rows = len(right) <= _MATRIX
     *inputs, made = (_in_rows if is_in_rows else _batched)(left, right)
     return Operation(

@@ -46,10 +46,8 @@ def module_operation(module: nn.Module, input_shape: Sequence[int]) -> Operation
             )
         case nn.BatchNorm1d() | nn.BatchNorm2d() | nn.BatchNorm3d():
             return _batch_norm(module, input_shape)
-    raise StrategyError(
-        "module",
-        f"must be a linear, conv2d, embedding, layer norm or batch norm, got {type(module).__name__}",
-    )
+    problem = "must be a linear, conv2d, embedding, layer norm or batch norm"
+    raise StrategyError("module", f"{problem}, got {type(module).__name__}")
 
 
 def linear_operation(input_shape: Sequence[int], weight: Tensor, bias: Tensor | None = None) -> Operation:
@@ -62,10 +60,8 @@ def linear_operation(input_shape: Sequence[int], weight: Tensor, bias: Tensor | 
         StrategyError: the shapes do not multiply.
     """
     if not input_shape or weight.dim() != 2 or input_shape[-1] != weight.shape[1]:  # noqa: PLR2004 (a matrix)
-        raise StrategyError(
-            "input_shape",
-            f"must end in the columns of weight {tuple(weight.shape)}, got {tuple(input_shape)}",
-        )
+        problem = f"must end in the columns of weight {tuple(weight.shape)}"
+        raise StrategyError("input_shape", f"{problem}, got {tuple(input_shape)}")
     types: dict[str, OperandType] = {
         name: "param" if isinstance(tensor, nn.Parameter) else "arg"
         for name, tensor in (("weight", weight), ("bias", bias))
@@ -76,9 +72,8 @@ def linear_operation(input_shape: Sequence[int], weight: Tensor, bias: Tensor | 
 def _conv2d(module: nn.Conv2d, input_shape: Sequence[int]) -> Operation:
     """Return the operation of a convolution that pads with zeros."""
     if isinstance(module.padding, str) or module.padding_mode != "zeros":
-        raise StrategyError(
-            "module", f"must pad with a number of zeros, got {module.padding!r} of {module.padding_mode}"
-        )
+        problem = "must pad with a number of zeros"
+        raise StrategyError("module", f"{problem}, got {module.padding!r} of {module.padding_mode}")
     return conv2d(
         input_shape,
         tuple(module.weight.shape),
@@ -98,9 +93,8 @@ def _batch_norm(
     if module.momentum is None:
         raise StrategyError("module", "must have a momentum, got None")
     if tuple(input_shape[1:2]) != (module.num_features,):
-        raise StrategyError(
-            "input_shape", f"must have {module.num_features} channels, got {tuple(input_shape)}"
-        )
+        problem = f"must have {module.num_features} channels"
+        raise StrategyError("input_shape", f"{problem}, got {tuple(input_shape)}")
     return batch_norm(
         input_shape,
         affine=module.affine,

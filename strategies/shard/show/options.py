@@ -61,9 +61,8 @@ def index(text: str) -> Index:
     try:
         return tuple(_entry(entry) for entry in text.split(","))
     except ValueError:
-        raise ArgumentTypeError(
-            f"must be comma-separated integers, slices, None and ..., got {text!r}"
-        ) from None
+        problem = "must be comma-separated integers, slices, None and ..."
+        raise ArgumentTypeError(f"{problem}, got {text!r}") from None
 
 
 _READERS: dict[ArgumentKind, Callable[[str], Any]] = {
