@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, Self
+from typing import Any, Self, TypeAlias
 
 from harness.launchers.lane_spec import STOP, TERMINATED_STATUS, TIME_LIMIT_STATUS, LaneSpec
 from harness.launchers.run_task import PRELOAD, lost_task, now, rank_job, run_task
@@ -44,6 +44,9 @@ from harness.records.files import read_private
 from harness.records.record import Failure
 from harness.records.store import Store
 from harness.trial.trial_plan import BASELINES, TrialPlan
+
+RunRanks: TypeAlias = Callable[[RankJob], Outcome]
+Lost: TypeAlias = Callable[[], Collection[int]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,9 +135,10 @@ def run_lane(spec: LaneSpec, location: Location) -> int:
     with Halts() as halts, Agent(PRELOAD) as agent:
         if location.node_rank > 0:
             return _follow(agent, location.node_rank, spec, address, halts)
-        with _direction(agent, location, halts, address) as direction:
-            _Lane(spec=spec, location=location, halts=halts, direction=direction, call=agent.call).run()
-        return _status(halts) or int(bool(direction.lost))
+        with _ranks_run(agent, location, halts, address) as (run, lost):
+            lane = _Lane(spec=spec, location=location, halts=halts, run_ranks=run, lost=lost, call=agent.call)
+            lane.run()
+        return _status(halts) or int(bool(lost()))
 
 
 def main() -> None:
@@ -144,46 +148,6 @@ def main() -> None:
         die_with(spec.driver_pid, signal.SIGTERM)  # nobody would collect what this lane does
     is_local = spec.launcher == "local"  # perhaps inside an allocation that it does not know of
     sys.exit(run_lane(spec, Location.alone() if is_local else Location.here()))
-
-
-class Direction(Protocol):
-    """A way to run the ranks of a trial on the nodes of a lane."""
-
-    @property
-    def lost(self) -> Collection[int]:
-        """Nodes that follow no longer; a lane without them ends, so that another may take its trials."""
-
-    def run(self, job: RankJob) -> Outcome:
-        """Run the ranks of `job` on all nodes to their end."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _OneNode:
-    """Runs ranks on this node alone."""
-
-    agent: Agent
-    halts: Halts
-    lost: tuple[int, ...] = ()
-
-    def run(self, job: RankJob) -> Outcome:
-        """Run the ranks of `job` to their end."""
-        return self.agent.run(job, halt=self.halts.halt)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _AllNodes:
-    """Runs ranks on all nodes of a lane."""
-
-    director: Director
-
-    @property
-    def lost(self) -> Collection[int]:
-        """Nodes that left no report."""
-        return self.director.lost
-
-    def run(self, job: RankJob) -> Outcome:
-        """Run the ranks of `job` to their end."""
-        return self.director.run(job, {"trial": job.trial_dir.name, "baseline": job.payload.baseline})
 
 
 def job_meant(spec: LaneSpec, words: JobWords) -> RankJob:
@@ -205,21 +169,24 @@ class _Lane:
     """Node 0's part of a lane.
 
     Fields:
-        direction: runs the ranks of a trial to their end.
+        run_ranks: runs the ranks of a trial to their end.
+        lost: returns the nodes that follow no longer; a lane without them ends, so that another may take its
+            trials.
         call: calls a function where torch is imported.
     """
 
     spec: LaneSpec
     location: Location
     halts: Halts
-    direction: Direction
+    run_ranks: RunRanks
+    lost: Lost
     call: Callable[..., Any]
 
     def run(self) -> None:
         """Run the lane's trials that nobody else holds, until none is left or the lane must stop."""
         store = Store(self.spec.root)
         for task in self.spec.tasks:
-            if self.halts.halt() is not None or (self.spec.folder / STOP).exists() or self.direction.lost:
+            if self.halts.halt() is not None or (self.spec.folder / STOP).exists() or self.lost():
                 return
             try:
                 with store.locked(task.trial_id) as is_held:
@@ -266,7 +233,7 @@ class _Lane:
 
     def _supervise(self, job: RankJob) -> Outcome:
         """Run ranks to their end; a trial that was cut off because the lane must go leaves no record."""
-        outcome = self.direction.run(job)
+        outcome = self.run_ranks(job)
         if self.halts.is_terminated and outcome.status != "ok":
             raise _Yielded
         return outcome
@@ -292,14 +259,20 @@ def _died_before(attempt: Attempt, location: Location) -> Failure:
 
 
 @contextmanager
-def _direction(agent: Agent, location: Location, halts: Halts, address: Path) -> Iterator[Direction]:
-    """Provide what runs ranks to their end, on one node or on all."""
+def _ranks_run(
+    agent: Agent, location: Location, halts: Halts, address: Path
+) -> Iterator[tuple[RunRanks, Lost]]:
+    """Provide what runs ranks to their end, on one node or on all, and what tells the lost nodes."""
     if len(location.hosts) == 1:
-        yield _OneNode(agent=agent, halts=halts)
+        yield partial(agent.run, halt=halts.halt), tuple
         return
     with hosting(cluster_address(location.hosts), address) as board:
         director = Director(agent, location.hosts, halts.halt, board)
-        yield _AllNodes(director=director)
+
+        def run(job: RankJob) -> Outcome:
+            return director.run(job, {"trial": job.trial_dir.name, "baseline": job.payload.baseline})
+
+        yield run, lambda: director.lost
         director.close()
 
 

@@ -21,7 +21,7 @@ from harness.models.base import Batch
 from harness.records.parity_result import Parity
 from harness.records.probed import Finding, Probed
 from harness.trial.assemble import Assembled
-from harness.trial.links import Link, chain
+from harness.trial.links import Link
 from harness.trial.proof import accepted_by
 from strategies import Tolerance
 
@@ -148,8 +148,3 @@ class TrialModels:
         evidence = evidence_of(finding, parity, values, changed=changed, is_compiled=is_compiled)
         cause = None if evidence is None else likely_cause(evidence)
         return "" if cause is None else cause.untried
-
-
-def first_link(experiment: Experiment) -> Link:
-    """Return the link that the probes ask about: the variant and its twin."""
-    return chain(experiment)[0]

@@ -33,14 +33,14 @@ from harness.records.probed import Probed
 from harness.records.statistics import is_narrow
 from harness.records.step_trace import write_step
 from harness.trial.act import Act
-from harness.trial.asking import TrialModels, first_link
+from harness.trial.asking import TrialModels
 from harness.trial.assemble import Assembled, assemble
 from harness.trial.batches import batches
 from harness.trial.build import Build
 from harness.trial.compilation import compiling
 from harness.trial.distance import measured_bound, unbounded
 from harness.trial.kept_plans import plans_kept_in
-from harness.trial.links import Link
+from harness.trial.links import Link, chain
 from harness.trial.parallel import cpu_stands_in_for_cuda, device_mesh, mean_over_context
 from harness.trial.plan_budget import PLAN_FILE, with_plan
 from harness.trial.proof import Prover
@@ -295,7 +295,7 @@ def _probe(bench: _Bench, parity: Parity) -> Probed:
     """Ask variant and twin what steps in a row do not show."""
     experiment, context = bench.plan.experiment, bench.context
     models = TrialModels(
-        link=first_link(experiment),
+        link=chain(experiment)[0],
         assembled=bench.assemble,
         batch=bench.batch,
         device=context.device,

@@ -158,43 +158,27 @@ def publish(store: Store, tracker: Tracker, *, with_report: bool = False) -> Pub
     """
     if tracker.name == "none":
         return None
-    if tracker.kind != _WANDB:
-        return _publish_elsewhere(store, tracker)
-    online = tracker.name == "online"
-    waiting, with_report = pending(store, online=online), with_report or online
+    kind, online = tracker.kind, tracker.name == "online"
+    waiting, with_report = pending(store, kind, online=online), kind == _WANDB and (with_report or online)
+    writer = "wandb.runs" if kind == _WANDB else f"trackers.{kind}_runs"
 
     def is_report_due() -> bool:
         return with_report and not _has_report(store, tracker)
 
-    problem = _missing(_WANDB) or None
+    problem = _missing(kind) or None
     if (waiting or is_report_due()) and problem is None:
         # in this order: a report needs its runs
-        modules = ["wandb.runs"] * bool(waiting) + ["wandb.workspace_report"] * with_report
+        modules = [writer] * bool(waiting) + ["wandb.workspace_report"] * with_report
         problem = _run_publisher(store.root, tracker, modules)
-    remaining = len(pending(store, online=online)) if waiting else 0
+    remaining = len(pending(store, kind, online=online)) if waiting else 0
     is_done = not remaining and not is_report_due()
     marker = report_marker(store) if online else None
     return Published(
         published=len(waiting) - remaining,
         remaining=remaining,
-        folder=store.root / FOLDER,
+        folder=store.root / kind,
         problem=None if is_done else problem or "the publisher ended without a reason",
         report_url=None if marker is None else marker.url,
-    )
-
-
-def _publish_elsewhere(store: Store, tracker: Tracker) -> Published:
-    """Publish the records that a tracker other than W&B does not have."""
-    waiting, kind = pending(store, tracker.kind), tracker.kind
-    problem = _missing(kind) or None
-    if waiting and problem is None:
-        problem = _run_publisher(store.root, tracker, [f"trackers.{kind}_runs"])
-    remaining = len(pending(store, kind)) if waiting else 0
-    return Published(
-        published=len(waiting) - remaining,
-        remaining=remaining,
-        folder=store.root / kind,
-        problem=(problem or "the publisher ended without a reason") if remaining else None,
         tracker=_SHOWN[kind],
     )
 

@@ -71,26 +71,20 @@ class _Bench:
 
     def run(self, *, restarts: int = 0) -> None:
         location = Location(node_rank=0, hosts=("alpha",), job="7", restarts=restarts)
-        played = _Played(self)
         _Lane(
-            spec=self.spec, location=location, halts=self.halts, direction=played, call=lambda *_, **__: None
+            spec=self.spec,
+            location=location,
+            halts=self.halts,
+            run_ranks=self._play,
+            lost=lambda: self.lost,
+            call=lambda *_, **__: None,
         ).run()
 
-
-class _Played:
-    """Plays the ranks of a trial, as its bench says."""
-
-    def __init__(self, bench: _Bench) -> None:
-        self._bench = bench
-
-    @property
-    def lost(self) -> list[int]:
-        return self._bench.lost
-
-    def run(self, job: RankJob) -> Outcome:
-        self._bench.ran.append(job.trial_dir.name)
-        self._bench.meanwhile()
-        return self._bench.outcome
+    def _play(self, job: RankJob) -> Outcome:
+        """Play the ranks of a trial."""
+        self.ran.append(job.trial_dir.name)
+        self.meanwhile()
+        return self.outcome
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from harness.experiment.experiment import Experiment, name_of
 from harness.measure.parity.compare import compare_steps
 from harness.models.base import Batch, joined
 from harness.records.probed import Probed
-from harness.trial.asking import TrialModels, first_link
+from harness.trial.asking import TrialModels
+from harness.trial.links import chain
 from tests.harness.check.small_models import Growing, Stack, batch, checkpointed, stack_of
 from tests.harness.composing import experiment_of
 from tests.rank_pool import RankPool
@@ -41,7 +42,7 @@ def _probed(
         return trainee
 
     models = TrialModels(
-        link=first_link(experiment_of(f"{line} protocol=parity")),
+        link=chain(experiment_of(f"{line} protocol=parity"))[0],
         **{
             "assembled": assembled,
             "batch": lambda step: Batch(inputs=batch(4 + step), targets=None),
