@@ -21,7 +21,6 @@ from harness.records.measured import TrainedModel
 from harness.trial import checkpoint_errors, forward_errors
 from harness.trial.build import Build
 from harness.trial.compilation import Backend, alike, compile_model
-from harness.trial.optimizers import optimizer_of
 from harness.trial.parallel import (
     distribute,
     split_context,
@@ -225,7 +224,7 @@ def assemble(
         observe=partial(_observe, experiment, made, build.sharding if experiment.is_sharded else None),
         blocks={fqn: block for each in made for fqn, block in each.blocks.items()},
         checkpointed={fqn: block for each in made for fqn, block in each.checkpointed.items()},
-        optimizer=optimizer_of(experiment, model),
+        optimizer=_optimizer_of(experiment, model),
         loss=whole_loss(plain.loss) if mesh.loss_parallel and not is_dense else plain.loss,
         has_loss=made[0].has_loss,
         autocast=plain.precision.autocast,
@@ -239,6 +238,14 @@ def assemble(
         between=partial(unreduced, model) if mesh.sync == "last" else nullcontext,
         pipeline=pipeline,
     )
+
+
+def _optimizer_of(experiment: Experiment, model: nn.Module) -> torch.optim.Optimizer:
+    # the fused list kernels refuse a mixture of plain and DTensor parameters, which tensor parallelism makes,
+    # and one of DTensors on several meshes, as experts are
+    foreach = False if experiment.mesh.tp * experiment.mesh.ep > 1 else None
+    kind = torch.optim.SGD if experiment.optimizer == "sgd" else torch.optim.AdamW
+    return kind(model.parameters(), lr=experiment.learning_rate, foreach=foreach)
 
 
 def _cut(experiment: Experiment, plain: PlainModel, sample: Batch, build: Build) -> Cut:

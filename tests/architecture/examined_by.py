@@ -60,7 +60,6 @@ EXAMINED_BY = {
     "harness/trial/planned_step.py": "tests/harness/trial/test_assemble.py",
     "harness/trial/build.py": "tests/harness/trial/test_assemble.py",
     "harness/trial/plain_model.py": "tests/harness/trial/test_assemble.py",
-    "harness/trial/optimizers.py": "tests/harness/trial/test_assemble.py",
     "strategies/chunk/tolerance.py": "tests/strategies/chunk/running/test_proof.py",
     "strategies/budget/eager/carrying_out.py": "tests/strategies/ac/test_budget.py",
     "strategies/budget/eager/first_call.py": "tests/strategies/ac/test_budget.py",
