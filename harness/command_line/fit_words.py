@@ -148,7 +148,7 @@ def asked(words: Sequence[str]) -> Asked:
         if experiment.model.reads_tokens():  # of any length, which a text has not
             experiment = replace(experiment, data=Synthetic())
         Preflight(built=_refusal).check(experiment)
-        hardware, spec = _hardware(typed.on, typed.gib), experiment.model
+        hardware, spec = hardware_named(typed.on, typed.gib), experiment.model
         is_factory = ":" in typed.factory and not typed.factory.startswith("hf:")
         fixed = spec.fixed_batch(device="meta")
         notes = () if fixed is None else ("the factory gives one example, so no other batch was tried",)
@@ -168,15 +168,6 @@ def asked(words: Sequence[str]) -> Asked:
 def _refusal(check: str, *others: Any) -> Refusal:
     """Return why a check refuses a model; whether variants suit it is seen by tracing them."""
     return None if check == "check_variant" else built_refusal(check, *others)
-
-
-def hardware_named(name: str | None, gib: float | None) -> Hardware:
-    """Return hardware by its name, or the device at hand, with so many usable GiB.
-
-    Raises:
-        ConfigError: there is none of this name, or the device at hand is not known.
-    """
-    return _hardware(name, gib)
 
 
 @contextmanager
@@ -300,7 +291,12 @@ def _mesh(words: str | None) -> tuple[str, dict[str, int]]:
     return "single", sizes
 
 
-def _hardware(name: str | None, gib: float | None) -> Hardware:
+def hardware_named(name: str | None, gib: float | None) -> Hardware:
+    """Return hardware by its name, or the device at hand, with so many usable GiB.
+
+    Raises:
+        ConfigError: there is none of this name, or the device at hand is not known.
+    """
     names = _names_in("hardware")
     if name is not None and name not in names:
         problem = f"unknown {name!r}"

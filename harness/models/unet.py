@@ -21,7 +21,7 @@ import torch
 
 from harness.errors import ConfigError
 from harness.models.base import Batch, ModelSpec, require_divides
-from harness.models.parts import denoiser, unet_block
+from harness.models.parts import denoiser
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -110,7 +110,7 @@ class UNetSpec(ModelSpec):
         ends = 2 * 18 * _CHANNELS * self.width * self.image_size**2
         return time + ends + sum(plan.flops(time_width) for plan in self.plan())
 
-    def plan(self) -> Iterator[unet_block.UNetBlockPlan]:
+    def plan(self) -> Iterator[denoiser.UNetBlockPlan]:
         """Yield what every block does, in the order of calls: down, middle, up."""
         levels, channels, skips = range(len(self.multipliers)), self.width, [self.width]
         for level in levels:
@@ -135,10 +135,10 @@ class UNetSpec(ModelSpec):
 
     def _block(
         self, level: int, channels: int, *, skip_channels: int = 0, gives_skip: bool = False
-    ) -> unet_block.UNetBlockPlan:
+    ) -> denoiser.UNetBlockPlan:
         """Return the plan of a residual block on a level."""
         size = self.image_size >> level
-        return unet_block.UNetBlockPlan(
+        return denoiser.UNetBlockPlan(
             channels=channels,
             out_channels=self._channels(level),
             size=size,
@@ -149,9 +149,9 @@ class UNetSpec(ModelSpec):
 
     def _resampler(
         self, to_level: int, channels: int, resampling: Literal["down", "up"]
-    ) -> unet_block.UNetBlockPlan:
+    ) -> denoiser.UNetBlockPlan:
         """Return the plan of a block that changes the level."""
-        return unet_block.UNetBlockPlan(
+        return denoiser.UNetBlockPlan(
             channels=channels,
             out_channels=channels,
             size=self.image_size >> to_level,

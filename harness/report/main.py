@@ -9,13 +9,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from harness.errors import ConfigError
 from harness.records.claims import is_abandoned
 from harness.records.files import SHARED, make_folder, write_atomically
-from harness.records.step_trace import read_steps
+from harness.records.step_trace import StepTrace, read_steps
 from harness.records.store import RECORD, Store
 from harness.report.content.changes import changes
 from harness.report.content.contents import document
@@ -27,11 +28,31 @@ from harness.report.facts.sweep_records import SweepRecords, UnreadableError, lo
 from harness.report.formats.csv import to_csv
 from harness.report.formats.html import to_html
 from harness.report.formats.markdown import to_markdown, to_svg
-from harness.report.formats.traces import TRACES
+from harness.report.formats.memory_viz import to_memory_viz
+from harness.report.formats.perfetto import to_perfetto
 from harness.report.odd_records import odd_records
 from harness.report.wandb.publisher import Tracker, publish
 
-FORMATS = ("html", "markdown", "csv", "wandb", *TRACES)
+
+@dataclass(frozen=True, slots=True)
+class _TraceFormat:
+    """A format of another program that shows the step of a trial.
+
+    Fields:
+        file: name of the file in the folder of the trial.
+        content: makes it of the steps of all ranks and of the name of the trial.
+    """
+
+    file: str
+    content: Callable[[Sequence[StepTrace], str], str | bytes]
+
+
+_TRACES: Mapping[str, _TraceFormat] = {
+    "perfetto": _TraceFormat("perfetto.json", to_perfetto),
+    "memory_viz": _TraceFormat("memory_viz.pickle", lambda steps, _: to_memory_viz(steps)),
+}
+
+FORMATS = ("html", "markdown", "csv", "wandb", *_TRACES)
 
 _DEFAULT = Tracker()
 _REFUSED = 2
@@ -130,8 +151,8 @@ def _checks(options: argparse.Namespace) -> Iterator[tuple[bool, str]]:
     wants_wandb = "wandb" in formats
     is_homeless = wants_wandb and not first.is_dir()
     yield is_homeless, "--format: wandb keeps its files in the folder of a sweep; give that"
-    is_loose = bool(formats & set(TRACES)) and not first.is_dir()
-    yield is_loose, f"--format: {' and '.join(TRACES)} need the folder of a sweep, where steps are kept"
+    is_loose = bool(formats & set(_TRACES)) and not first.is_dir()
+    yield is_loose, f"--format: {' and '.join(_TRACES)} need the folder of a sweep, where steps are kept"
     yield options.sync and not wants_wandb, "--sync: sends to W&B; add --format wandb"
     yield options.watch and (count > 1 or formats != {"html"}), "--watch: follows one sweep, as html"
     yield options.watch and first.is_file(), "--watch: follows the folder of a sweep; a file does not change"
@@ -189,7 +210,7 @@ def _report(options: argparse.Namespace, sweeps: Sequence[SweepRecords], refresh
     }
     for made in filter(options.format.__contains__, writers):
         writers[made]()
-    if kinds := [kind for kind in options.format if kind in TRACES]:
+    if kinds := [kind for kind in options.format if kind in _TRACES]:
         _write_traces(sweeps[0], root, options.out or root, kinds)
     _print(content, sweeps[0] if is_one and refresh_s is None else None)
     if options.fail_if:
@@ -252,8 +273,8 @@ def _write_traces(sweep: SweepRecords, root: Path, folder: Path, kinds: Sequence
             continue
         make_folder(folder / entry.trial_id, within=folder)
         for kind in kinds:
-            path = folder / entry.trial_id / TRACES[kind].file
-            write_atomically(path, TRACES[kind].content(steps, entry.name), within=folder, mode=SHARED)
+            path = folder / entry.trial_id / _TRACES[kind].file
+            write_atomically(path, _TRACES[kind].content(steps, entry.name), within=folder, mode=SHARED)
             sys.stderr.write(f"wrote {path}\n")
     if len(missing) == len(sweep.entries):
         remedy = "run them again with rerun=true; of predictions acbench-plan --trace keeps them"

@@ -194,10 +194,6 @@ def _solution(given: Operands, result: Any) -> int:
     return _lu("A")(given, result) + 2 * int(given["A"].shape[-1]) * _elements(result[0])
 
 
-def _inverse(given: Operands, result: Any) -> int:
-    return _solution(given, result)
-
-
 def _cholesky(matrix: str) -> Formula:
     def flops(given: Operands, _: Any) -> int:
         size = int(given[matrix].shape[-1])
@@ -351,7 +347,7 @@ FORMULAS: Mapping[str, Formula] = MappingProxyType(
         "_linalg_det": _lu("A"),
         "_linalg_slogdet": _lu("A"),
         "_linalg_solve_ex": _solution,
-        "linalg_inv_ex": _inverse,
+        "linalg_inv_ex": _solution,
         "linalg_lu_solve": _triangular(2),
         "linalg_cholesky_ex": _cholesky("self"),
         "cholesky": _cholesky("self"),

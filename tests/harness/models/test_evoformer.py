@@ -17,11 +17,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from harness.errors import ConfigError
 from harness.models import ModelSpec
 from harness.models.evoformer import EvoformerSpec
-from harness.models.parts.gated_attention import GatedAttention
 from harness.models.parts.protein_trunk import (
     ColumnAttention,
     Evoformer,
     EvoformerBlock,
+    GatedAttention,
     OuterProductMean,
     RowAttention,
     SharedDropout,

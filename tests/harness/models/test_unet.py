@@ -11,8 +11,7 @@ from torch.nn import functional
 
 from harness.errors import ConfigError
 from harness.models import ModelSpec
-from harness.models.parts.denoiser import UNet
-from harness.models.parts.unet_block import ResidualBlock, UNetBlockPlan
+from harness.models.parts.denoiser import ResidualBlock, UNet, UNetBlockPlan
 from harness.models.unet import UNetSpec
 
 MakeSpec = Callable[..., ModelSpec]
