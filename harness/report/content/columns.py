@@ -38,6 +38,7 @@ LEGEND: Legend = {
 TWIN = "(its twin)"
 """What the row of a twin is called."""
 PHASES = ("forward", "backward", "optimizer")
+FITS = {True: "yes", False: "no", None: NOTHING}
 
 _LIKE_ONE = Mark(
     text="≈1", about="cannot be told from the baseline's step time: the interval reaches 1 ± 0.01"
@@ -66,11 +67,12 @@ def twin_cells(entries: Sequence[Entry]) -> dict[str, Line] | None:
 
 
 def filled_table(
-    rows: Sequence[Mapping[str, Line]], *, key: str, title: str, about: str, is_folded: bool = False
+    rows: Sequence[Mapping[str, Line]], *, key: str, title: str, about: str = "", is_folded: bool = False
 ) -> Table:
-    """Return a table of the columns that say something."""
+    """Return a table of the columns that say something; that all trials are ok says nothing."""
     names = dict.fromkeys(name for row in rows for name in row)
-    shown = [name for name in names if any(plain(row.get(name, (NOTHING,))) != NOTHING for row in rows)]
+    idle = {name: "ok" if name == "status" else NOTHING for name in names}
+    shown = [name for name in names if any(plain(row.get(name, (NOTHING,))) != idle[name] for row in rows)]
     cells = tuple(tuple(row.get(name, (NOTHING,)) for name in shown) for row in rows)
     return Table(key=key, title=title, columns=tuple(shown), rows=cells, about=about, is_folded=is_folded)
 

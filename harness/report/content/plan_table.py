@@ -10,7 +10,7 @@ from typing import Any
 from harness.records.fields import encode
 from harness.records.predicted_step import Outlook, assuming
 from harness.records.record import Record
-from harness.report.content.columns import Legend
+from harness.report.content.columns import FITS, Legend
 from harness.report.content.terminal_table import Sheet
 from harness.report.facts import quantities
 from harness.report.facts.document import NOTHING
@@ -129,7 +129,7 @@ def _predicted_columns(rows: Sequence[PlannedPoint]) -> dict[str, list[str]]:
     return {
         "saved": [_cell(row, quantities.SAVED) for row in rows],
         "peak": [_cell(row, quantities.PEAK) for row in rows],
-        "fits": [_FITS[row.outlook.fits] for row in rows],
+        "fits": [FITS[row.outlook.fits] for row in rows],
         "FLOPs": [_flops(row.record) for row in rows],
         "step time": [f"{time} *" if index in best else time for index, time in enumerate(times)],
         "bound by": [row.outlook.bound_by or NOTHING for row in rows],
@@ -138,9 +138,6 @@ def _predicted_columns(rows: Sequence[PlannedPoint]) -> dict[str, list[str]]:
         "state": [row.outlook.state for row in rows],
         "collectives": [_collectives(row.record) for row in rows],
     }
-
-
-_FITS = {True: "yes", False: "no", None: NOTHING}
 
 
 def _solved_columns(rows: Sequence[PlannedPoint]) -> dict[str, list[str]]:

@@ -6,14 +6,13 @@ from collections.abc import Iterator, Mapping
 
 from harness.records.merge_ranks import Work
 from harness.records.record import Record
-from harness.report.content.columns import filled_table, number_cell, on_gpu, unequal
+from harness.report.content.columns import FITS, filled_table, number_cell, on_gpu, unequal
 from harness.report.facts import quantities
 from harness.report.facts.document import NOTHING, Line, LinePart, Mark, Statement, Table
 from harness.report.facts.number_words import NumberUnit, and_more, in_words
 from harness.report.facts.quantities import Quantity
 from harness.report.facts.sweep_records import Entry, SweepRecords, grouped, sentence
 
-_FITS = {True: "yes", False: "no", None: NOTHING}
 _DIFFERS = "not what was predicted"
 _Counts = Mapping[str, Mapping[str, int]]
 _MOST_NAMED = 4
@@ -60,7 +59,7 @@ def outlooks(sweep: SweepRecords) -> Table:
             **_solved(entry),
             "needs": on_gpu(entry, quantities.NEEDED),
             "has": number_cell(entry, quantities.USABLE),
-            "fits": (Mark(text=_FITS[outlook.fits]),),
+            "fits": (Mark(text=FITS[outlook.fits]),),
             "step time": number_cell(entry, quantities.STEP_TIME),
             "tokens/s": number_cell(entry, quantities.TOKENS_PER_S),
             "job's tokens/s": number_cell(entry, quantities.JOB_TOKENS_PER_S),

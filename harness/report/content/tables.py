@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from harness.report.content.columns import (
     LEGEND,
     PHASES,
     TWIN,
+    filled_table,
     legend,
     number_cell,
     on_gpu,
@@ -20,7 +22,7 @@ from harness.report.content.columns import (
 from harness.report.content.distances import cheaper
 from harness.report.facts import quantities
 from harness.report.facts.commands import command
-from harness.report.facts.document import NOTHING, CodeText, Line, LinePart, Mark, Statement, Table, plain
+from harness.report.facts.document import NOTHING, CodeText, Line, LinePart, Mark, Statement, Table
 from harness.report.facts.number_words import and_more, printable, shortened
 from harness.report.facts.pareto import ParetoFront
 from harness.report.facts.pipeline_notes import forwards_of_blocks
@@ -41,7 +43,6 @@ _ENVIRONMENT = (
     "packages",
 )
 _MOST_VALUES = 6
-_UNREMARKABLE = {"status": "ok"}
 _GPU_WORDS = "GPU: what a GPU would save; on a CPU host memory is the same memory, and nothing is saved."
 _MOST_OF_A_MESSAGE = 2_000  # characters; the record has all
 
@@ -56,19 +57,8 @@ def results(sweep: SweepRecords) -> Table:
     ]
     twin = twin_cells(sweep.entries)
     found += [] if twin is None else [{"trial": (TWIN,)} | twin]
-    headings = tuple(found[0]) if found else ()
-    shown = [
-        name
-        for name in headings
-        if any(plain(row[name]) != _UNREMARKABLE.get(name, NOTHING) for row in found)
-    ]
-    return Table(
-        key="results",
-        title="All trials",
-        columns=tuple(shown),
-        rows=tuple(tuple(row[name] for name in shown) for row in found),
-        about=" ".join(legend(LEGEND, shown)),
-    )
+    table = filled_table(found, key="results", title="All trials")
+    return replace(table, about=" ".join(legend(LEGEND, table.columns)))
 
 
 def savings(sweep: SweepRecords) -> Table:
