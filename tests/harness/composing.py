@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from harness.command_line import cli, hydra_words
 from harness.command_line.schema import settings, swept_variants
@@ -30,17 +30,35 @@ CONF = ROOT / "conf"
 
 
 def composed(overrides: Sequence[str]) -> DictConfig:
-    """Return what Hydra composes; choices of groups are composed once, values are set in a copy."""
+    """Return what Hydra composes; it composes once what is no plain value, nor an option of a group."""
     values = [word for word in overrides if _is_value(word)]
-    config: DictConfig = pickle.loads(_chosen(tuple(word for word in overrides if word not in values)))
+    choices = [word for word in overrides if word not in values]
+    groups = [word.partition("=")[0] for word in choices]
+    config = by_hydra(())
+    if len(config.keys() & groups) == len(choices) and all(_option(word).is_file() for word in choices):
+        for group, word in zip(groups, choices, strict=True):
+            config[group] = OmegaConf.load(_option(word))
+    else:
+        config = by_hydra(choices)
     ConfigLoaderImpl._apply_overrides_to_config(OverridesParser.create().parse_overrides(values), config)
     return config
 
 
+def by_hydra(overrides: Iterable[str]) -> DictConfig:
+    """Return what Hydra composes, once."""
+    config: DictConfig = pickle.loads(_pickled(tuple(overrides)))
+    return config
+
+
 @cache
-def _chosen(overrides: tuple[str, ...]) -> bytes:
+def _pickled(overrides: tuple[str, ...]) -> bytes:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return pickle.dumps(compose("config", overrides=list(overrides)))
+
+
+def _option(word: str) -> Path:
+    """Return the file of the option that an override chooses, if it does."""
+    return CONF / f"{word.replace('=', '/', 1)}.yaml"
 
 
 def _is_value(word: str) -> bool:

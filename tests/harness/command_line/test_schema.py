@@ -34,7 +34,16 @@ from strategies import ac_variants, chunk_variants, shard_variants
 from strategies.ac.full import Full
 from strategies.ac.selective_op import SelectiveOp
 from tests.covering import marked
-from tests.harness.composing import CONF, composed, experiment_of, options_of, point_of, refusal_of, rows
+from tests.harness.composing import (
+    CONF,
+    by_hydra,
+    composed,
+    experiment_of,
+    options_of,
+    point_of,
+    refusal_of,
+    rows,
+)
 from tests.strategies.installed import ABSENT
 
 GROUPS = ("model", "mesh", "ac", "chunk", "shard", "data", "protocol")
@@ -82,6 +91,14 @@ def needed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], st
         ("chunk", "tiles"): "model=llama_nano model.n_layers=1 chunk.tiles={feed_forward:2}",
         **{("shard", name): "mesh=tp2" for name in shard_variants if name != "none"},
     }
+
+
+def test_an_option_of_a_group_is_the_node_of_its_name_alone() -> None:
+    """Hydra composes the options of all groups in turns, `composed` puts them together by itself."""
+    options = {group: options_of(group) for group in (*GROUPS, "tracker")}
+    for turn in range(max(map(len, options.values()))):
+        words = [f"{group}={names[turn % len(names)]}" for group, names in options.items()]
+        assert OmegaConf.to_yaml(composed(words)) == OmegaConf.to_yaml(by_hydra(words))
 
 
 _shared = functools.cache(experiment_of)
