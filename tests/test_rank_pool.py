@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -55,6 +56,16 @@ class _NeedsTwoError(Exception):
 
 def _raise_unpicklable(_rank: int) -> None:
     raise _NeedsTwoError(1, 2)
+
+
+def _threads_that_wait_for_sockets(_rank: int) -> int:
+    dist.all_reduce(torch.ones(1), group=dist.new_group())
+    names = [(thread / "comm").read_text("utf-8") for thread in Path("/proc/self/task").iterdir()]
+    return sum(name.startswith("gloo_tcp_loop") for name in names)
+
+
+def test_groups_of_a_rank_share_the_thread_that_waits_for_sockets(pool2: RankPool) -> None:
+    assert pool2.run(_threads_that_wait_for_sockets) == [1, 1]
 
 
 def test_four_ranks_have_a_process_group(pool4: RankPool) -> None:
