@@ -69,7 +69,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 
 
 def read_options_once() -> None:
-    """Let Hydra read each option once in this process and its forks: a third of each composition is YAML."""
+    """Let Hydra read each option once for this process and its forks: a third of each composition is YAML."""
     load = OmegaConf.load
 
     @cache
@@ -80,6 +80,8 @@ def read_options_once() -> None:
         path = str(getattr(file, "name", file))
         return pickle.loads(kept(path)) if Path(path).is_relative_to(CONF) else load(file)
 
+    for option in CONF.rglob("*.yaml"):
+        kept(str(option))
     OmegaConf.load = staticmethod(loaded)  # type: ignore[assignment, method-assign]
 
 

@@ -172,7 +172,7 @@ def keep_options() -> None:
 
 def seed_no_absent_device() -> None:
     """Seed the devices that are there: torch keeps each other seed with the text of the whole stack."""
-    for devices in (torch.cuda, torch.xpu):
+    for devices in (torch.cuda, torch.xpu, torch.mtia):
         if not devices.is_available():
             vars(devices)["manual_seed_all"] = lambda _seed: None
 

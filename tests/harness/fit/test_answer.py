@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -288,7 +286,7 @@ def test_what_is_refused_says_the_remedy_and_leaves_no_file(
     assert not (tmp_path / "fit").exists()
 
 
-def test_a_file_that_needs_acbench_says_what_proves_it() -> None:
+def test_a_file_that_needs_acbench_says_what_proves_it(capsys: pytest.CaptureFixture[str]) -> None:
     option = Option(
         variant="budget", title="plan of acbench", experiment=SimpleNamespace(ac=Budget(layers_fqn="layers", fraction=0.5), chunk=chunk_variants["none"]()),  # type: ignore[arg-type]
         overrides=("ac=budget", "ac.fraction=0.5"), peak_bytes=1, saved_bytes=1, extra_flops=0, step_time_s=1.0,
@@ -296,10 +294,9 @@ def test_a_file_that_needs_acbench_says_what_proves_it() -> None:
     )  # fmt: skip
     text = text_of(option, "m:make", ["layers.0"], "acbench model=python model.factory=m:make")
     assert text is not None
-    ended = subprocess.run(
-        [sys.executable, "-", "--check", "m:make"], input=text, text=True, capture_output=True, check=False
-    )
-    assert (ended.returncode, ended.stderr) == (
+    with pytest.raises(SystemExit) as ended:
+        exec(text, {"__name__": "__main__"})
+    assert (ended.value.code, capsys.readouterr().err) == (
         2,
         "this file has no --check; acbench model=python model.factory=m:make ac=budget ac.fraction=0.5 proves it\n",
     )
