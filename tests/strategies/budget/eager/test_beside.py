@@ -19,11 +19,13 @@ from torch.utils.checkpoint import checkpoint
 from strategies import StrategyError
 from strategies.budget.eager import carrying_out
 from strategies.budget.plan import Plan
+from strategies.budget.planning.block_program import BlockProgram
 from strategies.budget.planning.planner import Chosen, Planner
 from strategies.budget.planning.simulation import Decision
 from strategies.step.call_sizes import OTHERS_BEFORE
 from tests.strategies.budget.eager.idioms import (
     BESIDE,
+    ROWS,
     TOKENS,
     WIDTH,
     FirstInput,
@@ -31,6 +33,7 @@ from tests.strategies.budget.eager.idioms import (
     Plain,
     Shifted,
     Teacher,
+    Whole,
     Worded,
 )
 from tests.strategies.budget.eager.test_idioms import BUDGET, examine, graph_of, rows
@@ -199,14 +202,16 @@ WARNS = {
 }
 
 
-def thrifty_plan(make: Callable[[], Model]) -> Plan:
-    """Return the plan that keeps nothing of any call but what it must."""
+def least(program: BlockProgram) -> Decision:
+    """Return the decision that keeps nothing but what it must."""
+    return Decision(keep=program.completed(program.pinned))
+
+
+def thrifty_plan(make: Callable[[], Model], *decisions: Decision) -> Plan:
+    """Return the plan that keeps nothing of any call but what it must, but for decisions about the first."""
     planner = Planner(graph_of(make(), rows()))
-    options = [
-        each.option(Decision(keep=program.completed(program.pinned)))
-        for each in planner._callers
-        for program in [each.call.program]
-    ]
+    decided = [*decisions, *(least(each.call.program) for each in planner._callers[len(decisions) :])]
+    options = [each.option(decision) for each, decision in zip(planner._callers, decided, strict=True)]
     chosen = [Chosen(start=start, option=each, effect=each.effect) for start, each in enumerate(options)]
     peak_bytes = planner._peak_bytes(chosen)
     return replace(
@@ -222,6 +227,25 @@ def test_what_keeps_nothing_is_neutral_and_exact(make: Callable[[], Model]) -> N
     plan = thrifty_plan(make)
     assert plan.blocks[0].caller is not None
     examine(make, rows(), plan)
+
+
+class SavesBefore(Model):
+    """Hands a value on to its blocks that autograd has saved before them."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: Whole(lambda _, h: h.repeat(4, 1, 1).sin().exp()[:ROWS] * h.cos()), blocks=1)
+
+    def through(self, x: Tensor) -> Tensor:
+        return super().through((x * 2).exp())
+
+
+@pytest.mark.parametrize("numbers", [(1,), (2,), (1, 2)])
+def test_a_drop_frees_no_value_that_others_have(numbers: tuple[int, ...]) -> None:
+    call = Planner(graph_of(SavesBefore(), rows()))._callers[0].call
+    (value,) = (each for each in call.program.saved if call.deaths[each] > max(call.asked))
+    drops = frozenset((value, number) for number in numbers)
+    keep = call.program.completed(frozenset({value}))
+    examine(SavesBefore, rows(), thrifty_plan(SavesBefore, Decision(keep=keep, drops=drops)))
 
 
 def planned_turns() -> Turns:
