@@ -23,6 +23,7 @@ from strategies.budget.eager import carrying_out
 from strategies.budget.eager.planned_block import refuse_compiled
 from strategies.budget.plan import Plan
 from strategies.estimate.liveness import storage_bytes
+from strategies.estimate.tensors import tensors_held_by
 from strategies.regions.blocks import Chunked, ModelModules, plain_named_modules
 from strategies.regions.own_parameters import weights_of
 from strategies.regions.region import Region, Unobserved
@@ -200,7 +201,7 @@ class PlansAtFirstCall(Unobserved):
     def _await_backward(self, results: Any) -> None:
         """Count a call as waiting until backward has run through all its results, or their graph is gone."""
         call = _Awaited()
-        nodes = {leaf.grad_fn for leaf in tree_leaves(results) if isinstance(leaf, Tensor)}
+        nodes = {each.grad_fn for each in tensors_held_by(results)}
         for node in nodes - {None}:
             assert node is not None
             node.register_hook(partial(_has_run, [call]))
@@ -278,7 +279,7 @@ def _refuse_left(given: Any, results: Any) -> None:
 
 
 def _has_fakes(values: Any) -> bool:
-    return any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(values))
+    return any(isinstance(each, FakeTensor) for each in tensors_held_by(values))
 
 
 def _has_run(holder: list[_Awaited], *_gradients: Any) -> None:
@@ -399,9 +400,7 @@ def _train_once(
     model.zero_grad()
     for parameter, gradient in standing:
         parameter.grad = gradient
-    outputs = tree_leaves(model(*args, **kwargs))
-    results = [each for each in outputs if isinstance(each, Tensor) and each.requires_grad]
-    del outputs
+    results = [each for each in tensors_held_by(model(*args, **kwargs)) if each.requires_grad]
     torch.autograd.backward(results, [each.detach().new_ones(()).expand(each.shape) for each in results])
     # a scope of autocast around the model casts each weight once: the call that follows has casts of its own
     torch.clear_autocast_cache()

@@ -7,8 +7,10 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -191,6 +193,32 @@ def test_a_model_that_plans_itself_plans_anew_for_larger_inputs() -> None:
         budgets.append(plan["budget_bytes"])
     first, second, third, fourth = budgets
     assert first == third < second == fourth
+
+
+@dataclass
+class Predicted:
+    logits: torch.Tensor
+
+
+class Wrapping(nn.Module):
+    """Returns what its model does in an object."""
+
+    def __init__(self, wrap: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.net, self.wrap = toy(), wrap
+
+    def forward(self, tokens: torch.Tensor) -> Any:
+        return self.wrap(self.net(tokens))
+
+
+@pytest.mark.parametrize("wrap", [Predicted, lambda logits: SimpleNamespace(all=[logits])])
+def test_a_first_call_plans_for_outputs_that_objects_hold(wrap: Callable[[torch.Tensor], Any]) -> None:
+    budget, plans = Budget(fraction=0.92, layers_fqn="net.layers"), []
+    for each in (lambda logits: logits, wrap):
+        model = budget.apply(Wrapping(each))
+        model(torch.arange(16).reshape(2, 8) % 4)
+        plans.append(budget.observe(model).plan)
+    assert plans[0] == plans[1]
 
 
 def test_calls_in_flight_are_refused_where_the_budget_may_be_exceeded() -> None:
