@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._C._dynamo import eval_frame
 
 from strategies.estimate.liveness import key_of
+from strategies.regions.versions import PLAIN
 from strategies.step.late_value import READS_ONCE, JustSaved
 from strategies.step.memory_layout import dense_of
 from strategies.step.operator_facts import fake_mode, is_numbered
@@ -158,7 +159,8 @@ class OrderedMode(OperatorMode):
             args: tuple[Any, ...] = (),
             kwargs: dict[str, Any] | None = None,
         ) -> Any:
-            if types or pause.is_on or not self.is_in_order or _mode_of(_FAKE) is not None:
+            is_other = pause.is_on or not self.is_in_order or _mode_of(_FAKE) is not None
+            if is_other or (types and not PLAIN.issuperset(types)):  # plain ones where autograd detaches
                 return others(func, types, args, kwargs)
             entry = next(following, end)
             expected, call, number, how, _ = entry

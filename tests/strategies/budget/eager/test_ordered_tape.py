@@ -162,6 +162,19 @@ def test_a_forward_is_followed_in_full_from_the_call_on_that_leaves_the_order(
     assert found == [({False}, 0), ({True}, 0), ({stays}, more), ({stays}, 0), ({stays}, 0)]
 
 
+def test_noise_that_autograd_saves_is_in_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    def noisy(u: Tensor, v: Tensor) -> Tensor:
+        return torch.sigmoid(u + torch.randn(u.shape) * v.mean())
+
+    made = planned(Changing(Now(noisy)), X, 0.9)
+    found = []
+    for _ in range(3):
+        with ends(monkeypatch) as in_order:
+            found.append(peak_bytes(made, X))
+    assert set(in_order) == {True}
+    assert len(set(found)) == 1
+
+
 def untouched(_value: Tensor) -> None:
     pass
 
