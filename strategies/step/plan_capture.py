@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
@@ -66,6 +67,7 @@ _REFUSES_HOOKS = "don't yet support saved tensor hooks"
 _OWN_HOOKS = "have checkpoints of their own, or other hooks on saved tensors"
 _TWICE = "backward runs through a second time, as retain_graph and create_graph let it"
 _AGAIN = "have a function of autograd that reads twice what it has saved; let it read ctx.saved_tensors once"
+_FUNCTIONAL = "differentiate by torch.func, which refuses hooks on saved tensors"
 _LOST = "write to views by an operator on many tensors, which autograd loses under a tape"
 _COMPILED = "CompiledFunction"
 """Name of a node that runs a graph, whose tensors a partition holds and no tape."""
@@ -96,16 +98,40 @@ def capture(
     Raises:
         StrategyError: a block is enclosed by a region already, or none of them ran.
     """
-    blocks, every = modules.blocks, modules.all()
+    blocks = modules.blocks
     for fqn, block in blocks.items():
         if isinstance(block, Enclosed):
             raise StrategyError("ac", f"{fqn!r} is already checkpointed; capture the step of a plain model")
-    watch = _Watch(device, may_draw_again=bodies is None, lasting=lasting)
+    make = partial(_Watch, device, may_draw_again=bodies is None, lasting=lasting)
+    without_hooks = set[str]()
+    while True:
+        watch = make(without_hooks=without_hooks)
+        try:
+            gradients = _watched(watch, run_step, modules, standing, bodies or {})
+            break
+        except _RefusesHooks as error:
+            if dist.is_initialized() and dist.get_world_size() > 1:  # others take the step once
+                raise
+            without_hooks.add(error.fqn)
+    if not watch.calls:
+        problem = f"no block ran in the step; blocks are {', '.join(blocks)}"
+        raise StrategyError("ac.layers_fqn", f"{problem}; name modules that the model calls")
+    return watch.graph(gradients)
+
+
+def _watched(
+    watch: _Watch,
+    run_step: RunStep,
+    modules: ModelModules,
+    standing: Iterable[Tensor],
+    compiled: Mapping[str, Callable[..., Any]],
+) -> frozenset[int]:
+    """Let `watch` see the step; return the storages of gradients."""
+    every = modules.all()
     parameters = [each for module in every.values() for each in plain_tensors(module.parameters())]
-    compiled = bodies or {}
 
     def listening(fqn: str) -> Region:
-        if fqn in blocks:
+        if fqn in modules.blocks:
             return _Listening(fqn, watch, compiled.get(fqn))
         return _Beside(fqn, watch) if fqn in modules.beside else _Calling(fqn, watch)
 
@@ -114,10 +140,21 @@ def capture(
         watch.add_standing(plain_tensors([*standing, *parameters]))
         run_step()
         gradients = watch.numbers([each for module in every.values() for each in gradients_of(module)])
-    if not watch.calls:
-        problem = f"no block ran in the step; blocks are {', '.join(blocks)}"
-        raise StrategyError("ac.layers_fqn", f"{problem}; name modules that the model calls")
-    return watch.graph(frozenset(gradients))
+    return frozenset(gradients)
+
+
+class _RefusesHooks(StrategyError):  # noqa: N818 (it says what is wrong)
+    """A module differentiates by torch.func, which no hooks on saved tensors can follow.
+
+    Attributes:
+        fqn: the module.
+    """
+
+    def __init__(self, fqn: str) -> None:
+        problem = "differentiates by torch.func, which refuses hooks on saved tensors"
+        remedy = "use ac=none, or ac=selective_layer without this block"
+        super().__init__("ac", f"{fqn!r} {problem}, and with them a plan; {remedy}")
+        self.fqn, self.args = fqn, (fqn,)  # what makes it again in another process
 
 
 @contextmanager
@@ -233,10 +270,16 @@ class _Calling(Unobserved):
 class _Watch(StepRecorder):
     """Records every operator that plans count, and the calls of blocks."""
 
-    def __init__(self, device: torch.device, *, may_draw_again: bool, lasting: AbstractSet[str]) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        may_draw_again: bool,
+        lasting: AbstractSet[str],
+        without_hooks: AbstractSet[str],
+    ) -> None:
         super().__init__(Position(), device=device.type)
-        self._may_draw_again = may_draw_again
-        self._lasting = lasting
+        self._may_draw_again, self._lasting, self._without_hooks = may_draw_again, lasting, without_hooks
         self.calls: list[BlockCall] = []
         self._machine: Machine = machine_for(device)
         self._operators: list[StepOperator] = []
@@ -435,15 +478,16 @@ class _Watch(StepRecorder):
         call = self.calls[number]
         self._inside, self._of_part = number, set()
         self._pack = partial(self._packed, call=number)
+        hooks: AbstractContextManager[Any] = torch.autograd.graph.saved_tensors_hooks(self._pack, unpacked)
+        if fqn in self._without_hooks:
+            call.stays_because, hooks = _FUNCTIONAL, nullcontext()
         try:
-            with torch.autograd.graph.saved_tensors_hooks(self._pack, unpacked), _AsTaped():
+            with hooks, _AsTaped():
                 return body()
         except RuntimeError as error:
             if _REFUSES_HOOKS not in str(error):
                 raise
-            problem = "differentiates by torch.func, which refuses hooks on saved tensors"
-            remedy = "use ac=none, or ac=selective_layer without this block"
-            raise StrategyError("ac", f"{fqn!r} {problem}, and with them a plan; {remedy}") from error
+            raise _RefusesHooks(fqn) from error
         finally:
             self._inside, self._pack = OUTSIDE, None
             call.end = self.ledger.moment

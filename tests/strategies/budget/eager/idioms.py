@@ -697,12 +697,17 @@ def graph_of_gradient(_: Any, h: Tensor) -> Tensor:
     return gradient * 1
 
 
-class OneDifferentiates(Plain):
-    """Backward runs twice through the second block, which plans leave as it is."""
+def by_torch_func(_: Any, h: Tensor) -> Tensor:
+    gradient: Tensor = torch.func.vmap(torch.func.grad(lambda row: row.sin().sum()))(h)
+    return gradient * h
 
-    def __init__(self) -> None:
+
+class OneDifferentiates(Plain):
+    """Differentiates in one block, which plans leave as it is."""
+
+    def __init__(self, number: int, between: Between) -> None:
         super().__init__()
-        self.layers[1] = Block(graph_of_gradient)
+        self.layers[number] = Block(between)
 
 
 class OneEvaluates(Model):
@@ -904,7 +909,9 @@ MODELS: dict[str, Callable[[], Model]] = {
     "a block called for inputs of two shapes": Turned,
     "a forward without gradients before": Teacher,
     "a block in evaluation mode": OneEvaluates,
-    "a graph of a gradient in the second block": OneDifferentiates,
+    "a graph of a gradient in the second block": lambda: OneDifferentiates(1, graph_of_gradient),
+    "torch.func.grad in the first block": lambda: OneDifferentiates(0, by_torch_func),
+    "torch.func.grad in the second block": lambda: OneDifferentiates(1, by_torch_func),
     "inputs written in place": lambda: Model(
         lambda: Whole(lambda block, x: block.down(block.up(x.relu_()).relu_()))
     ),
@@ -938,19 +945,10 @@ def resized(_: Any, h: Tensor) -> Tensor:
     return h * torch.empty(0).resize_(h.shape).copy_(h.detach())
 
 
-def by_torch_func(_: Any, h: Tensor) -> Tensor:
-    gradient: Tensor = torch.func.vmap(torch.func.grad(lambda row: row.sin().sum()))(h)
-    return gradient * h
-
-
 OWN_CHECKPOINT = "runs inside of a checkpoint of the model's own, which recomputes what a plan would keep"
 REFUSED: dict[str, tuple[Callable[[], Model], str]] = {
     "checkpoints around blocks": (lambda: Checkpointed(use_reentrant=False), OWN_CHECKPOINT),
     "reentrant checkpoints around blocks": (lambda: Checkpointed(use_reentrant=True), OWN_CHECKPOINT),
-    "torch.func.grad": (
-        of(by_torch_func),
-        "differentiates by torch.func, which refuses hooks on saved tensors",
-    ),
     "a tensor that is resized": (
         of(resized),
         "aten.resize_.default in 'layers.0' moves memory between tensors",
