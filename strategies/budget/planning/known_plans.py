@@ -35,18 +35,21 @@ class WayToPlan:
     def ways(self) -> Iterator[Way]:
         """Yield the way with its planners, which search for options.
 
-        Where blocks are called several times, one decides about all calls of a block at once.
+        Where blocks are called several times, one decides about all calls of a block at once; without a
+        pipeline it leaves the host empty.
         """
-        if not self.graph.stages:
-            yield self._way(Planner, nests=self.nests)
-        if self.graph.stages or (self._has_repeated_calls() and self.is_taped and not self.host_bytes):
-            yield self._way(ScheduledPlanner, nests=False)
+        if self.graph.stages:
+            yield self._way(ScheduledPlanner, host_bytes=self.host_bytes)
+            return
+        yield self._way(Planner, host_bytes=self.host_bytes, nests=self.nests)
+        if self._has_repeated_calls() and self.is_taped:
+            yield self._way(ScheduledPlanner, host_bytes=0)
 
-    def _way(self, kind: type[Planner], *, nests: bool) -> Way:
+    def _way(self, kind: type[Planner], *, host_bytes: int, nests: bool = False) -> Way:
         of_step = kind(
             self.graph,
             objective=self.objective,
-            host_bytes=self.host_bytes,
+            host_bytes=host_bytes,
             nests=nests,
             is_taped=self.is_taped,
         )
@@ -98,7 +101,9 @@ class KnownPlans:
             self._known.write(name, error.args)
             raise
         least = self._planner.least_flops(budget_bytes).in_plan()
-        plan = replace(plan, budget_bytes=budget_bytes, spare_bytes=spare_bytes, **least)
+        host_bytes = self._ways[0].host_bytes
+        plan = replace(plan, budget_bytes=budget_bytes, host_budget_bytes=host_bytes, spare_bytes=spare_bytes)
+        plan = replace(plan, **least)
         self._known.write(name, plan.to_dict())
         return plan
 

@@ -33,6 +33,27 @@ def searched() -> KnownPlans:
     return KnownPlans([way()], "both")
 
 
+class Twice(Gated):
+    """Calls its blocks two times."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in (*self.layers, *self.layers):
+            x = block(x)
+        outputs: torch.Tensor = self.head(x)
+        return outputs
+
+
+def test_room_on_the_host_takes_no_plan_of_repeated_blocks_away() -> None:
+    model, x = Twice(blocks=2), torch.randn(8, 4, WIDTH)
+    step_of(model, x)()
+    ways = [replace(way(), graph=captured(model, x), host_bytes=each) for each in (0, 1 << 30)]
+    alone, beside = (KnownPlans([each], "both") for each in ways)
+    plain_bytes, least_bytes = alone.range_bytes()
+    assert beside.range_bytes()[1] <= least_bytes < plain_bytes
+    plan = beside.plan(least_bytes)
+    assert (plan.host_budget_bytes, plan.predicted_peak_bytes <= least_bytes) == (1 << 30, True)
+
+
 class Unsearched(KnownPlans):
     """Plans that nobody may search for."""
 
