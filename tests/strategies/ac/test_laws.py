@@ -138,6 +138,7 @@ def test_independence_of_the_models_in_one_process(setting: Setting) -> None:
 def measure_layers(model: nn.Module) -> list[Any]:
     """Return what `model` and each of its blocks cost, under one seed."""
     train_step(model)
+    model.zero_grad()  # with gradients that stand, ac=budget would plan anew, within the measured forward
     torch.manual_seed(1)
     whole = measure(model, torch.arange(8).view(2, 4))
     return [
