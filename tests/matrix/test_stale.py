@@ -10,6 +10,10 @@ from tests.matrix.stale.engines import ENGINES
 from tests.matrix.stale.examined import examine, until_silent
 from tests.matrix.stale.guards import GUARDS
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Mismatch dtype between input and weight"
+)  # torch, of autocast
+
 MODELS = 26
 """Models of each engine, with 48 chains of changes: 4,992 programs in all."""
 
