@@ -3,7 +3,7 @@
 A forward can be followed on a shadow without a byte of compute, wherever the model itself stands:
 a shadow is made of the plain module below FSDP2, DDP and `torch.compile`, has the global shapes of
 `DTensor` parameters, the dtypes of FSDP's mixed precision, and of hooks only those that collect hidden
-states.
+states, and torch's of weight and spectral norm.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from strategies.base import StrategyError
@@ -240,8 +242,8 @@ class _Caster:
         for source, twin, fqn, _ in self._twins.values():
             for name, value in vars(source).items():
                 if name in _HOOKS:
-                    captures = {key: hook for key, hook in value.items() if is_capture(hook)}
-                    twin.__dict__[name] = OrderedDict(captures)
+                    stays = {key: hook for key, hook in value.items() if _stays(hook)}
+                    twin.__dict__[name] = OrderedDict(stays)
                 elif name not in _REBUILT and name not in twin.__dict__["_parameters"]:
                     twin.__dict__[name] = self._named(value, fqn, name)
 
@@ -283,6 +285,11 @@ class _Caster:
             for key, each in list(value.items() if isinstance(value, dict) else enumerate(value)):
                 copied[key] = self._cast(each)
         return copied
+
+
+def _stays(hook: Any) -> bool:
+    """Say whether a hook only collects hidden states, or is one of torch's that makes a module's weight."""
+    return is_capture(hook) or type(hook) in {SpectralNorm, WeightNorm}
 
 
 @cache  # one class per class

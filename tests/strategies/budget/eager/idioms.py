@@ -418,6 +418,10 @@ BETWEEN: dict[str, tuple[Between, Parts]] = {
         lambda b, h: b.linear(h),
         only("linear", lambda: nn.utils.parametrizations.spectral_norm(linear())),
     ),
+    "spectral norm by a hook": (
+        lambda b, h: b.linear(h),
+        only("linear", lambda: nn.utils.spectral_norm(linear())),
+    ),
     "a recurrent layer": (
         lambda b, h: b.layer(h)[0],
         only("layer", lambda: nn.LSTM(WIDE, WIDE, batch_first=True)),
