@@ -54,12 +54,12 @@ class _Program:
 @contextmanager
 def forks_of(server: ForkServer) -> Iterator[None]:
     """Let fork servers that start inside begin as forks of `server`, which must outlive them."""
-    with _starting(partial(_Fork, server)):
+    with starting(partial(_Fork, server)):
         yield
 
 
 @contextmanager
-def _starting(process: Callable[..., Any]) -> Iterator[None]:
+def starting(process: Callable[..., Any]) -> Iterator[None]:
     """Let fork servers that start inside begin as another process than one of `subprocess`."""
     known = SimpleNamespace(
         Popen=process,
@@ -112,7 +112,7 @@ class Standby:
 
     def __init__(self, preload: Sequence[str], said: Path) -> None:
         asks, self._asked = os.pipe()
-        with _starting(partial(_Waiting, said, asks)):
+        with starting(partial(_Waiting, said, asks)):
             self._server = ForkServer(preload)
         os.close(asks)
 
@@ -123,8 +123,32 @@ class Standby:
         return self._server
 
 
-class _Waiting:
-    """What `ForkServer` starts; stands for its `subprocess.Popen`."""
+class Child:
+    """A fork of this process, which `ForkServer` starts; stands for its `subprocess.Popen`."""
+
+    def __init__(self) -> None:
+        self._code: int | None = None
+        self.pid = os.fork()
+
+    def kill(self) -> None:
+        if self._code is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        end_s = time.monotonic() + (_PATIENCE_S if timeout_s is None else timeout_s)
+        while self._code is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended:
+                self._code = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() > end_s:
+                raise subprocess.TimeoutExpired("a fork server", end_s)
+            else:
+                time.sleep(_POLL_S)
+        return self._code
+
+
+class _Waiting(Child):
+    """The one of standing ranks, until somebody asks for it."""
 
     def __init__(
         self,
@@ -136,9 +160,8 @@ class _Waiting:
         env: Mapping[str, str],
         **_: Any,
     ) -> None:
-        self._code: int | None = None
         parent = os.getpid()
-        self.pid = os.fork()
+        super().__init__()
         if self.pid:
             return
         try:
@@ -159,19 +182,6 @@ class _Waiting:
             traceback.print_exc()
         finally:
             os._exit(1)
-
-    def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-
-    def wait(self, timeout_s: float | None = None) -> int:
-        end_s = time.monotonic() + (_PATIENCE_S if timeout_s is None else timeout_s)
-        while self._code is None and not (found := os.waitpid(self.pid, os.WNOHANG))[0]:
-            if time.monotonic() > end_s:
-                raise subprocess.TimeoutExpired("a fork server", end_s)
-            time.sleep(_POLL_S)
-        if self._code is None:
-            self._code = os.waitstatus_to_exitcode(found[1])
-        return self._code
 
 
 class _Fork:

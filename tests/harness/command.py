@@ -7,22 +7,18 @@ Its fork servers are forks as well. That a server begins as a program of its own
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal, NoReturn, TypeAlias, cast
 
 from harness.command_line import cli
 from harness.launchers import run_task
-from harness.ranks import agent, forkserver
+from harness.ranks import agent
 from harness.ranks.forkserver import ForkServer
-from tests.forked_servers import close_all_but
+from tests.forked_servers import Child, close_all_but, starting
 
 PRELOAD = (__name__, *agent.PRELOAD, *run_task.PRELOAD)
 PATIENCE_S = 240.0
@@ -104,12 +100,10 @@ def run(command: _Command) -> NoReturn:
     for number, path in ((1, command.stdout), (2, command.stderr)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
     sys.argv[:] = [command.program, *command.arguments]
-    vars(forkserver)["subprocess"] = SimpleNamespace(
-        Popen=_ForkedServer, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
-    )
     code = 0
     try:
-        {"acbench": cli.main, "acbench-plan": cli.plan}[command.program]()
+        with starting(_ForkedServer):
+            {"acbench": cli.main, "acbench-plan": cli.plan}[command.program]()
     except SystemExit as error:
         code = cast("int", error.code)
     sys.stdout.flush()
@@ -117,14 +111,13 @@ def run(command: _Command) -> NoReturn:
     os._exit(code)
 
 
-class _ForkedServer:
-    """What `ForkServer` starts, as a fork of this process; stands for its `subprocess.Popen`."""
+class _ForkedServer(Child):
+    """The fork server of a command."""
 
     def __init__(
         self, words: Sequence[str], *, pass_fds: Sequence[int], env: Mapping[str, str], **_: Any
     ) -> None:
-        self._code: int | None = None
-        self.pid = os.fork()
+        super().__init__()
         if self.pid == 0:
             os.setsid()
             os.environ.update(env)
@@ -132,19 +125,3 @@ class _ForkedServer:
             close_all_but({0, 1, 2, *pass_fds})
             exec(words[-1], {})  # the program of `ForkServer`, which never returns
             os._exit(1)
-
-    def kill(self) -> None:
-        if self._code is None:
-            os.kill(self.pid, signal.SIGKILL)
-
-    def wait(self, timeout_s: float | None = None) -> int:
-        end_s = time.monotonic() + (PATIENCE_S if timeout_s is None else timeout_s)
-        while self._code is None:
-            ended, status = os.waitpid(self.pid, os.WNOHANG)
-            if ended:
-                self._code = os.waitstatus_to_exitcode(status)
-            elif time.monotonic() > end_s:
-                raise subprocess.TimeoutExpired("a fork server", end_s)
-            else:
-                time.sleep(0.01)
-        return self._code

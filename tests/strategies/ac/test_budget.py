@@ -482,7 +482,7 @@ def test_a_budget_without_room_for_gradients_that_stand() -> None:
     model(x).sum().backward()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.matrix)])
 def test_a_first_call_within_autocast(dtype: torch.dtype) -> None:
     budget, x = Budget(fraction=0.9, layers_fqn="0"), torch.randn(8, 16, 16)
     plain, model = perceptron(), budget.apply(perceptron())
