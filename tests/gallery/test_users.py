@@ -27,6 +27,8 @@ _INSTEAD: dict[str, Verdict] = {
     **dict.fromkeys(
         ("StepInSlots", "Alternating", "SwitchesWay"), "refused"
     ),  # another number of saved tensors
+    # backward refuses tensors that were written to since forward read them
+    **dict.fromkeys(("cached_tensor_cleared", "feature_queue_filled_after_blocks"), "refused"),
     **dict.fromkeys(  # one micro-batch is right, two in flight share what forward sets
         (
             *("ProgressiveUnfreezing", "Clipped", "running_maximum_in_every_block"),
