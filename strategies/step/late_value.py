@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.function import BackwardCFunction
 
 from strategies.base import StrategyError
 from strategies.regions.saved_tensors import Hooks, hooks_around
@@ -165,8 +166,39 @@ def second_backward() -> StrategyError:
     return StrategyError("ac", f"{problem}; use ac=full for backward with retain_graph or create_graph")
 
 
-class KeptTicket:
-    """Redeemed for a plain tensor that is kept as it is, once in each part of a backward.
+class AskedAgain:
+    """A value that a node in Python was given, which has it until autograd lets go of the node's tickets.
+
+    Each look at `ctx.saved_tensors` asks for all that the function has saved. Nodes of torch ask once.
+    """
+
+    __slots__ = ("_given",)
+
+    def __init__(self) -> None:
+        self._given: tuple[int, Version] | None = None
+
+    def value(self) -> Tensor | None:
+        """Return the value, if it was given in the backward that runs.
+
+        Raises:
+            RuntimeError: the function has written to it since, in the words of autograd.
+        """
+        if self._given is None or self._given[0] != torch._C._current_graph_task_id():  # noqa: SLF001 (no public way)
+            return None
+        version = self._given[1]
+        version.refuse_past(version.counter)
+        return version.counter
+
+    def give(self, value: Tensor) -> None:
+        """Take note of what a node is given."""
+        node = torch._C._current_autograd_node()  # noqa: SLF001 (no public way)
+        if isinstance(node, BackwardCFunction):
+            expected = value._version  # noqa: SLF001 (as autograd checks it)
+            self._given = torch._C._current_graph_task_id(), Version(value, expected)  # noqa: SLF001 (as above)
+
+
+class KeptTicket(AskedAgain):
+    """Redeemed for a plain tensor that is kept as it is, by one node in each part of a backward.
 
     Attributes:
         is_late: whether backward reads the value later than it asks for it.
@@ -175,6 +207,7 @@ class KeptTicket:
     __slots__ = ("_expected", "_tensor", "is_late")
 
     def __init__(self, saved: Tensor) -> None:
+        super().__init__()
         self._tensor: Tensor | None = alias_of_plain(saved)
         self._expected = saved._version  # noqa: SLF001 (as autograd checks it)
         self.is_late = False
@@ -205,9 +238,13 @@ class KeptTicket:
         if not runs_again():
             self._tensor = None
         if tensor is None:
-            raise second_backward()
+            tensor = self.value()
+            if tensor is None:
+                raise second_backward()
+            return tensor
         if tensor._version != self._expected:  # noqa: SLF001 (as autograd checks it)
             Version(tensor, self._expected).refuse_past(tensor)
+        self.give(tensor)
         return tensor
 
 

@@ -40,7 +40,7 @@ from strategies.regions.saved_tensors import Packed, hooks_around, kept, local_o
 from strategies.regions.split_backward import runs_again
 from strategies.step.before_blocks import Before, join, joined, signature_of
 from strategies.step.call_sizes import input_sizes, parameter_sizes, sizes_of
-from strategies.step.late_value import JustSaved, given
+from strategies.step.late_value import AskedAgain, JustSaved, given
 from strategies.step.ledger import is_on_device
 from strategies.step.memory_layout import MemoryLayout, dense_of
 from strategies.step.needed import needed
@@ -66,7 +66,6 @@ _CHECKPOINT = "torch.utils.checkpoint."
 _REFUSES_HOOKS = "don't yet support saved tensor hooks"
 _OWN_HOOKS = "have checkpoints of their own, or other hooks on saved tensors"
 _TWICE = "backward runs through a second time, as retain_graph and create_graph let it"
-_AGAIN = "have a function of autograd that reads twice what it has saved; let it read ctx.saved_tensors once"
 _FUNCTIONAL = "differentiate by torch.func, which refuses hooks on saved tensors"
 _LOST = "write to views by an operator on many tensors, which autograd loses under a tape"
 _COMPILED = "CompiledFunction"
@@ -516,15 +515,24 @@ class _Watch(StepRecorder):
             with _disable_current_modes(), torch.no_grad():
                 value = _copy_of(copied)
             self._redeem(value, saving)
-            return value if placed is None else placed(value)
+            result = value if placed is None else placed(value)
+            if not is_compiled():
+                saving.given.give(result)
+            return result
+
+        def is_compiled() -> bool:
+            return self._position.node.startswith(_COMPILED)
 
         def unpack() -> Tensor:
             """Return what backward gets."""
             self._note_asked(facts)
-            task = torch._C._current_graph_task_id()  # noqa: SLF001 (torch's checkpoint asks so too)
-            if saving.done_in is not None and not self._position.node.startswith(_COMPILED):
-                self.calls[call].stays_because = _AGAIN if saving.done_in == task else _TWICE
-            saving.done_in = None if runs_again() else task
+            known = saving.given.value()
+            if known is not None:
+                facts.is_possible = False  # torch's checkpoint gives a value once
+                return known
+            if saving.is_done and not is_compiled():
+                self.calls[call].stays_because = _TWICE
+            saving.is_done = not runs_again()
             if not saving.is_late:
                 return redeem()
             late = partial(redeem)
@@ -550,6 +558,7 @@ class _Watch(StepRecorder):
 
     def _release(self, saving: _Saving, facts: Checkpointed, _: weakref.ref[Any]) -> None:
         """Note that the graph has let go of a saved value, before whatever is asked for next."""
+        saving.given = AskedAgain()
         saving.released = facts.released = self.ledger.mark_time(saving.storage)
         facts.waiting -= 1
 
@@ -647,7 +656,7 @@ class _Watch(StepRecorder):
                 call.unasked.add(each.storage)
             elif not each.asked:
                 call.dropped[each.storage] = max(released, call.dropped.get(each.storage, -1))
-            may_plan = call.stays_because not in {_AGAIN, _LOST, _TWICE}
+            may_plan = call.stays_because not in {_LOST, _TWICE}
             is_planned = may_plan and self._is_planned(each.storage, each.call)
             found = call.redemptions if is_planned else call.shared
             for number, moment, node in each.asked:
@@ -747,8 +756,9 @@ class _Saving:
         asked: life of each copy that backward got, the moment, and the name of the node that asked for it.
         released: moment at which the graph let go of it; `None` where it never did.
         is_late: whether backward reads it later than it asks for it.
-        done_in: backward in which its node ran for the last time, as far as the engine of autograd knew.
+        is_done: whether its node ran for the last time, as far as the engine of autograd knew.
         node_until: last moment at which its node has what becomes the value when it is read.
+        given: what a node in Python was given of it.
     """
 
     storage: int
@@ -758,7 +768,8 @@ class _Saving:
     released: int | None = None
     node_until: int = -1
     is_late: bool = False
-    done_in: int | None = None
+    is_done: bool = False
+    given: AskedAgain = field(default_factory=AskedAgain)
 
 
 def _sizes_over_time(changes: Sequence[tuple[int, int]], number: int) -> list[tuple[int, int]]:

@@ -10,13 +10,13 @@ from torch import Tensor
 from strategies.budget.eager.contents import Content, compute
 from strategies.regions.split_backward import runs_again
 from strategies.regions.versions import Version, modified
-from strategies.step.late_value import given, second_backward
+from strategies.step.late_value import AskedAgain, given, second_backward
 from strategies.step.memory_layout import MemoryLayout
 from strategies.step.ordered_mode import Pause
 
 
-class SliceTicket:
-    """Redeemed for what was kept, or by the operators that it needs, once in each part of a backward.
+class SliceTicket(AskedAgain):
+    """Redeemed for what was kept, or by the operators that it needs, by one node in each part of a backward.
 
     Args:
         content: what the tensor's storage held.
@@ -37,6 +37,7 @@ class SliceTicket:
     def __init__(
         self, content: Content, layout: MemoryLayout, version: Version, pause: Pause, device: torch.device
     ) -> None:
+        super().__init__()
         self._content: Content | None = content
         self.layout, self._version, self._pause, self.device = layout, version, pause, device
         self.is_late = False
@@ -76,7 +77,9 @@ class SliceTicket:
                 after()
 
     def _redeemed(self) -> Tensor:
-        content = self._content
+        known, content = self.value(), self._content
+        if known is not None:
+            return known
         if not runs_again():
             self._content = None
         if content is None:
@@ -100,4 +103,5 @@ class SliceTicket:
         self._version.refuse_past(tensor)
         if made_again is not None:
             made_again(in_forward, tensor)
+        self.give(tensor)
         return tensor

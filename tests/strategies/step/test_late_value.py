@@ -330,3 +330,27 @@ def test_nobody_is_held_by_hooks_of_what_was_just_saved() -> None:
         assert found() is None
     finally:
         gc.enable()
+
+
+class Spoils(torch.autograd.Function):
+    """Writes to what it has saved, before it asks for it again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = x.exp()
+        ctx.save_for_backward(y)
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        product: Tensor = gradient * ctx.saved_tensors[0].mul_(2)
+        product += ctx.saved_tensors[0]
+        return product
+
+
+@pytest.mark.parametrize("hooks", [nullcontext, lambda: saved_tensors_hooks(KeptTicket, lambda each: each())])
+def test_a_value_that_its_node_has_written_to_is_not_given_again(hooks: Callable[[], Any]) -> None:
+    with hooks():
+        outputs = Spoils.apply(torch.ones(4, requires_grad=True))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        outputs.sum().backward()

@@ -88,6 +88,19 @@ class Square(torch.autograd.Function):
         return product
 
 
+class AskedAgain(Square):
+    """Asks three times for what it has saved, and lets go of one before it asks again."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        y = ctx.saved_tensors[1]
+        product: Tensor = gradient * y
+        del y
+        product += product * ctx.saved_tensors[0]
+        product += 0 * ctx.saved_tensors[1]
+        return product
+
+
 class Twice(torch.autograd.Function):
     """Saves two values, and reads one of them in two products."""
 
@@ -449,6 +462,7 @@ BETWEEN: dict[str, tuple[Between, Parts]] = {
     ),
     "a function of the user": (lambda _, h: Square.apply(h), dict),
     "a function that writes to its input": (lambda _, h: Dirty.apply(h * 1).sin(), dict),
+    "a function that asks again for what it saved": (lambda _, h: AskedAgain.apply(h.sin()).tanh(), dict),
     "a function that holds a graph": (
         lambda b, h: HoldsGraph.apply(h, b.weight),
         only("weight", lambda: nn.Parameter(torch.randn(WIDE, WIDE) * 0.1)),

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
@@ -287,30 +286,6 @@ class Checkpointed(GatedBlock):
         return outputs
 
 
-class Reading(torch.autograd.Function):
-    """Reads what it has saved twice in backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        y = x.exp()
-        ctx.save_for_backward(x, y)
-        return x * y
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (gradient,) = gradients
-        outputs: Tensor = gradient * (ctx.saved_tensors[0] + 1) * ctx.saved_tensors[1]
-        return outputs
-
-
-class ReadTwice(GatedBlock):
-    """A block whose function of autograd reads twice what it has saved."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = Reading.apply(super().forward(x))
-        return outputs
-
-
 class WritesToViews(GatedBlock):
     """A block that writes to several views at once, of which torch keeps no history under a mode."""
 
@@ -349,17 +324,10 @@ def test_a_call_that_saves_nothing_is_plain(second: nn.Module) -> None:
     assert plan.predicted_peak_bytes <= plan.budget_bytes < plan.plain_peak_bytes
 
 
-_READS_TWICE = (
-    "have a function of autograd that reads twice what it has saved; let it read ctx.saved_tensors once"
-)
 LIMITS = {
     "a checkpoint inside": (
         lambda: planner_with(Checkpointed()),
         "'layers.1', which have checkpoints of their own, or other hooks on saved tensors",
-    ),
-    "a function that reads twice": (
-        lambda: planner_with(ReadTwice()),
-        f"'layers.1', which {_READS_TWICE}",
     ),
     "an operator on views": (
         lambda: planner_with(WritesToViews()),
