@@ -6,7 +6,6 @@ checkers alone (`if TYPE_CHECKING`) are not counted: they never run.
 
 With `--entered` two trials run, and functions are counted that their processes enter, lambdas left out.
 
-    python -m bench.tree
     python -m bench.tree --before ../other_checkout --entered
 """
 
