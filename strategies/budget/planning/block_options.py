@@ -410,10 +410,14 @@ class CallOptions:
         return found
 
     def _completed(self, fates: Fates) -> Fates:
-        """Return a decision that keeps what dropped values are made of and no operator may make again."""
+        """Return a decision that keeps what dropped values are made of and no operator may make again.
+
+        It keeps what must be there so that it is known who needs them, too.
+        """
         program = self.call.program
         dropped = program.runs.bits_of({storage for storage, _ in fates.drops})
-        operands = program.completed_bits(fates.keep & ~dropped, fates.moved)
+        kept = (fates.keep | program.made_beside(dropped) & ~fates.moved) & ~dropped
+        operands = program.completed_bits(kept, fates.moved)
         again = fates.again & ~operands
         away = program.runs.storages_in(fates.moved | again)
         drops = frozenset(each for each in fates.drops if each[0] not in away)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 
 from strategies.budget.plan import Value, input_value
 from strategies.budget.planning.call_contents import Contents, units_of
@@ -142,6 +143,27 @@ class BlockProgram:
         units = [unit for unit in self.units if unit.may_run_often and len(unit.operators) == 1]
         found = {each for unit in units for each in unit.makes if self.nbytes[each] > least}
         return frozenset() if self.asks_in_forward else frozenset(found) - self.pinned - self.older
+
+    def made_beside(self, storages: int) -> int:
+        """Return what must be there, so that all who need some storages are known, all as bits.
+
+        A residual stream is added in place to what a batch norm made. The executor makes no sum for who asks
+        for the mean; the unit does. A drop counts the requests that need a storage: the mean is kept.
+        """
+        return reduce(or_, (made for needed, made in self._made_beside if needed & storages), 0)
+
+    @cached_property
+    def _made_beside(self) -> tuple[tuple[int, int], ...]:
+        """What the last operators of units follow from, and what is done before these, both as bits."""
+        found = []
+        for unit in self.units:
+            steps = iter(unit.steps)
+            made = next((step.made for step in steps if step.made), ())
+            late = self.runs.bits_of(each for step in steps for each in step.reads if each >= 0)
+            if late:
+                run = Run(self.runs, self.runs.making(late, 0))
+                found.append((late | run.reads, self.runs.bits_of(made)))
+        return tuple(found)
 
     def unsaved_operands(self, storages: int) -> int:
         """Return what some storages are made of, back to what autograd saves, all as bits."""

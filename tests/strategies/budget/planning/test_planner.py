@@ -178,6 +178,33 @@ def test_a_drop_runs_nothing_again_that_may_not_run_again() -> None:
     assert all(program.units[unit].is_repeatable for request in requests for unit in request.units)
 
 
+class AddsInPlace(nn.Module):
+    """Adds a residual stream in place to what a batch norm has made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm = linear(16, 16), nn.BatchNorm1d(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        stream = x.exp()
+        outputs: Tensor = self.norm(self.up(stream)).add_(stream)
+        return outputs
+
+
+def test_who_needs_what_is_dropped_is_known() -> None:
+    step = captured(Blocks([AddsInPlace()]), torch.randn(64, 16))
+    call = planned_call(step, step.calls[0])
+    caller = CallOptions(step, call, lambda work: work.flops, random_state_bytes=0, may_drop=True)
+    stream, product, _, _, *statistics = range(len(call.program.values))
+    assert stream in call.program.droppable
+    assert [call.program.values[each].result for each in statistics] == [1, 2]
+    (fates,) = caller._decided([Fates(0, 0, 0, frozenset({(stream, 1)}))]).fates
+    assert fates.drops
+    assert sorted(call.program.runs.storages_in(fates.keep)) == statistics
+    (fates,) = caller._decided([Fates(0, 0, 0, frozenset({(product, 1)}))]).fates
+    assert not fates.keep
+
+
 def test_what_is_made_anew_takes_along_what_only_it_is_made_of() -> None:
     block = nn.Sequential(Residual(linear(16, 16)), nn.GELU(), linear(16, 16))
     caller = Planner(captured(Blocks([block]), torch.randn(256, 16)))._callers[0]
