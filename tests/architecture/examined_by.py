@@ -222,6 +222,7 @@ EXAMINED_BY = {
     "strategies/shard/operators/matrix_products.py": "tests/strategies/shard/operators/test_weighted_products.py",
     "strategies/shard/operators/pointwise.py": "tests/strategies/shard/operators/test_pointwise_and_views.py",
     "strategies/shard/operators/views.py": "tests/strategies/shard/operators/test_pointwise_and_views.py",
+    "strategies/shard/show/__main__.py": "tests/strategies/shard/test_show.py",
     "strategies/tracing/operator_forms.py": "tests/strategies/tracing/test_operator_graph.py",
     "strategies/tracing/recorder.py": "tests/strategies/tracing/test_operator_graph.py",
     "strategies/tracing/scope_graph.py": "tests/strategies/tracing/test_operator_graph.py",

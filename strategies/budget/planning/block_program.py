@@ -154,7 +154,7 @@ class BlockProgram:
 
     @cached_property
     def _made_beside(self) -> tuple[tuple[int, int], ...]:
-        """What the last operators of units follow from, and what is done before these, both as bits."""
+        """Operands of the last operators of units and all that they follow from, and what is made before."""
         found = []
         for unit in self.units:
             steps = iter(unit.steps)

@@ -163,7 +163,7 @@ def test_as_few_first_blocks_as_fit_run_again(
     taken: list[str] = []
     peaks = {"none": 1000, "full": full_bytes}
 
-    def step_of(count: int, _device: str) -> SimpleNamespace:
+    def step_of(count: int) -> SimpleNamespace:
         seen.append(count)
         return SimpleNamespace(memory=bytes_of(count))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from strategies.shard.operators.catalogue import OPERATORS
-from strategies.shard.show import main
+from strategies.shard.show.__main__ import main
 
 _NOTE = Path(__file__).parents[3] / "docs/design/0009-sharding-candidates.md"
 _COMMAND = "python -m strategies.shard.show linear --input 4,4,4,16 --out 32 --mesh 2,2"
@@ -77,7 +77,7 @@ def test_the_module_is_the_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["show", *_OPTIONS])
-    monkeypatch.delitem(sys.modules, "strategies.shard.show")  # as in a new process
+    monkeypatch.delitem(sys.modules, "strategies.shard.show.__main__")  # as in a new process
     with pytest.raises(SystemExit) as stopped:
         runpy.run_module("strategies.shard.show", run_name="__main__")
     assert stopped.value.code == 0
