@@ -207,7 +207,8 @@ class LiveStorages(OperatorMode):
         storage = tensor.untyped_storage()
         known, is_fake = self._live.get(storage._cdata), storage.device.type == "meta"  # noqa: SLF001 (identity)
         if known is not None:
-            if is_view and is_fake and not self.ledger.lives[known[0]].nbytes:
+            nbytes = self.ledger.lives[known[0]].nbytes
+            if is_view and is_fake and isinstance(nbytes, int) and not nbytes:  # data may decide about others
                 storage.resize_(0)  # a view of a fake tensor brings back the memory that FSDP has freed
             self._resize(known[0], storage.nbytes() + self._hidden_bytes.get(known[0], 0))
             return

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn import functional
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -55,6 +56,11 @@ def test_fake_tensors_peak_as_real_ones(name: str, *, has_gradient: bool) -> Non
     with FakeTensorMode():
         fake = activation_peak_bytes(FUNCTIONS[name], torch.ones(4, 8, requires_grad=has_gradient))
     assert fake == real > 0
+
+
+def test_data_may_decide_about_the_size_of_what_is_viewed() -> None:
+    with FakeTensorMode(shape_env=ShapeEnv()), LiveStorages(Position(), device="cpu"):
+        assert torch.ones(8, 4).nonzero().t().shape[0] == 2
 
 
 def test_what_stands_is_no_activation() -> None:
