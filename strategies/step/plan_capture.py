@@ -544,10 +544,14 @@ class _Watch(StepRecorder):
 
     def _held(self, packed: Packed, facts: Checkpointed) -> Packed:
         """Return what gives back a saved tensor that no plan decides about."""
+        given_before = AskedAgain()
 
         def unpack() -> Tensor:
             self._note_asked(facts)
-            return packed()
+            facts.is_possible &= given_before.value() is None  # as above
+            value = packed()
+            given_before.give(value)
+            return value
 
         def release(_: weakref.ref[Any]) -> None:
             facts.released = self.ledger.moment

@@ -201,6 +201,24 @@ def shifts_later(model: Any, x: Tensor) -> Tensor:
     return x
 
 
+class AsksForWeightAgain(torch.autograd.Function):
+    """Multiplies by a weight, and looks at it twice in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0] * ctx.saved_tensors[0] + 0 * ctx.saved_tensors[0], None
+
+
+def asks_again(block: Any, x: Tensor) -> Tensor:
+    y: Tensor = AsksForWeightAgain.apply(x, block.shift)
+    return y
+
+
 def reads_a_buffer(block: Any, x: Tensor) -> Tensor:
     y: Tensor = x + block.shift
     return y
@@ -225,6 +243,7 @@ def casts(block: Any, x: Tensor) -> Tensor:
         pytest.param(lambda: Changed(checkpoints, same), False, id="a checkpoint of its own"),
         pytest.param(lambda: Changed(lambda block, x: block.norms[0](x), same), True, id="a norm more"),
         pytest.param(lambda: hooked(Changed(same, same)), False, id="a hook inside"),
+        pytest.param(lambda: Changed(asks_again, same), False, id="a function asks again for what it saved"),
         pytest.param(lambda: Changed(same, counts_later), False, id="an attribute set before backward"),
         pytest.param(lambda: Changed(same, written_later), False, id="its input is written to"),
         pytest.param(lambda: Changed(reads_a_buffer, same), True, id="reads a buffer"),
