@@ -110,7 +110,7 @@ def capture(
             break
         except _RefusesHooks as error:
             if dist.is_initialized() and dist.get_world_size() > 1:  # others take the step once
-                raise
+                raise StrategyError(error.where, error.problem) from error  # whose name says what it is
             without_hooks.add(error.fqn)
     if not watch.calls:
         problem = f"no block ran in the step; blocks are {', '.join(blocks)}"
@@ -153,7 +153,7 @@ class _RefusesHooks(StrategyError):  # noqa: N818 (it says what is wrong)
         problem = "differentiates by torch.func, which refuses hooks on saved tensors"
         remedy = "use ac=none, or ac=selective_layer without this block"
         super().__init__("ac", f"{fqn!r} {problem}, and with them a plan; {remedy}")
-        self.fqn, self.args = fqn, (fqn,)  # what makes it again in another process
+        self.fqn = fqn
 
 
 @contextmanager

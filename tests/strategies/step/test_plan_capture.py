@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch import distributed as dist
 from torch import nn
 
 from strategies import StrategyError
@@ -149,3 +150,22 @@ def test_a_step_without_blocks_is_refused() -> None:
         match=r"^ac\.layers_fqn: no block ran in the step; .*; name modules that the model calls$",
     ):
         capture(lambda: None, ModelModules(blocks=model.blocks), device=CPU)
+
+
+class OfTorchFunc(nn.Linear):
+    """Differentiates by torch.func."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gradient: torch.Tensor = torch.func.grad(lambda h: h.sin().sum())(super().forward(x))
+        return gradient
+
+
+def test_ranks_refuse_a_block_of_torch_func_by_an_error_of_the_public_kind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    model = nn.Sequential(OfTorchFunc(WIDTH, WIDTH))
+    with pytest.raises(StrategyError, match="'0' differentiates by") as found:
+        captured_with(model, {"0": model[0]}, torch.randn(2, WIDTH))
+    assert found.type is StrategyError  # ranks report the name, which makes a trial a refused one
