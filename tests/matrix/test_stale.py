@@ -11,8 +11,9 @@ from tests.matrix.stale.examined import examine, until_silent
 from tests.matrix.stale.guards import GUARDS
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:Mismatch dtype between input and weight"
-)  # torch, of autocast
+    "ignore:Mismatch dtype between input and weight",  # torch, of autocast
+    "ignore:.*Gradients are those of the plain",  # a block that runs as it is, and is compared
+)
 
 MODELS = 26
 """Models of each engine, with 48 chains of changes: 4,992 programs in all."""
