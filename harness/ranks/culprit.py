@@ -26,7 +26,7 @@ from harness.ranks.node_report import Death, Halt, NodeReport
 from harness.ranks.rank_report import PHASES, RankReport
 from harness.records.record import Failure
 
-_REFUSAL = "StrategyError"
+_REFUSALS = ("StrategyError", "InfeasibleBudget", "UnprovenError")  # by the names that ranks report
 _OOM_KINDS = ("OutOfMemoryError", "MemoryError", "_ArrayMemoryError")
 _OOM_MESSAGES = (
     "DefaultCPUAllocator: can't allocate memory",
@@ -274,7 +274,7 @@ def _failure(cause: _Cause, trial: _Trial) -> Outcome:
     if is_out_of_memory(cause.kind, cause.message):
         status = "oom"
     else:
-        status = "refused" if cause.kind == _REFUSAL else "failed"
+        status = "refused" if cause.kind in _REFUSALS else "failed"
     return Outcome(status=status, error=_error(cause.kind, cause.message, cause.rank, trial))
 
 

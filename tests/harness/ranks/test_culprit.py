@@ -155,6 +155,14 @@ def test_results_of_all_ranks_are_ok(deaths: list[Death]) -> None:
             0,
             id="what a strategy finds in forward",
         ),
+        pytest.param(
+            [_error(0, "InfeasibleBudget", "chunk.budget_mib: no", time=1), _running(1)],
+            [],
+            "refused",
+            "InfeasibleBudget",
+            0,
+            id="a budget that the kernels of this device do not keep",
+        ),
         pytest.param([], [_died(0, -11, 1)], "failed", "SIGSEGV", 0, id="a death before the first report"),
         pytest.param(
             [_running(0)], [_died(0, -36, 1)], "failed", "signal 36", 0, id="a signal without a name"
