@@ -19,6 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from strategies import generators
 from strategies.estimate.anatomy import attributes, is_closed, kind_of
@@ -156,6 +159,11 @@ def is_capture(hook: Any) -> bool:
     somebody has asked for hidden states.
     """
     return getattr(hook, "__module__", None) == "transformers.utils.output_capturing"
+
+
+def makes_weight(hook: Any) -> bool:
+    """Return whether a hook is one of torch's that make a module's weight before each of its calls."""
+    return isinstance(hook, BasePruningMethod | SpectralNorm | WeightNorm)
 
 
 def held_by(module: nn.Module, name: str, otherwise: Any = None) -> Any:

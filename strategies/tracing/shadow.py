@@ -23,14 +23,19 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from strategies.base import StrategyError
 from strategies.regions.blocks import Disguised, plain_class, unwrapped
 from strategies.tracing.fakes import Fakes
-from strategies.tracing.module_state import BOOKKEEPING, LISTENER, held_by, is_capture, restored_generators
+from strategies.tracing.module_state import (
+    BOOKKEEPING,
+    LISTENER,
+    held_by,
+    is_capture,
+    makes_weight,
+    restored_generators,
+)
 
 PARTS = "_acbench_parts"
 """The attribute of a module that gives and takes parts: a function of its plain call and its inputs, which
@@ -242,7 +247,9 @@ class _Caster:
         for source, twin, fqn, _ in self._twins.values():
             for name, value in vars(source).items():
                 if name in _HOOKS:
-                    stays = {key: hook for key, hook in value.items() if _stays(hook)}
+                    stays = {
+                        key: each for key, each in value.items() if is_capture(each) or makes_weight(each)
+                    }
                     twin.__dict__[name] = OrderedDict(stays)
                 elif name not in _REBUILT and name not in twin.__dict__["_parameters"]:
                     twin.__dict__[name] = self._named(value, fqn, name)
@@ -285,11 +292,6 @@ class _Caster:
             for key, each in list(value.items() if isinstance(value, dict) else enumerate(value)):
                 copied[key] = self._cast(each)
         return copied
-
-
-def _stays(hook: Any) -> bool:
-    """Say whether a hook only collects hidden states, or is one of torch's that makes a module's weight."""
-    return is_capture(hook) or type(hook) in {SpectralNorm, WeightNorm}
 
 
 @cache  # one class per class

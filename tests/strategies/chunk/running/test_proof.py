@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -16,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.utils import prune, spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 
 from strategies.base import StrategyError
@@ -220,10 +222,12 @@ class _Draws(nn.Module):
         super().__init__()
         self.numpy, self.python = np.random.default_rng(0), random.Random(0)
         self.torch = torch.Generator().manual_seed(0)
+        self.linear: nn.Module = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         noise = torch.rand(x.shape[-1], generator=self.torch)
-        return x * float(self.numpy.random()) + self.python.random() * noise
+        result: Tensor = self.linear(x) * float(self.numpy.random()) + self.python.random() * noise
+        return result
 
 
 class _Noisy(nn.Module):
@@ -289,6 +293,26 @@ def test_a_proof_calls_no_hooks_and_leaves_gradients() -> None:
     assert all(each.grad is before for each, before in zip(model.parameters(), gradients, strict=True))
     planned(x)
     assert calls == ["", ""]
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize(
+    "give", [weight_norm, spectral_norm, partial(prune.random_unstructured, name="weight", amount=0.5)]
+)
+def test_a_hook_that_makes_a_weight_makes_it_for_every_proof(give: Callable[..., nn.Module]) -> None:
+    plain, other = _Noisy(), _Noisy()
+    other.load_state_dict(plain.state_dict())
+    for model in (plain, other):  # torch copies no weight that a hook has made
+        torch.manual_seed(1)
+        model.draws.linear = give(nn.Linear(D, D))
+    planned = _planned(other)
+    for drops in (True, False):  # two programs; backward of the first one frees the graph of the weight
+        results = []
+        for model in (plain, planned):
+            model.dropout.train(drops)
+            torch.manual_seed(3)
+            results.append(_results(model))
+        torch.testing.assert_close(*results)
 
 
 class _RaisesWithoutData(_Stack):
