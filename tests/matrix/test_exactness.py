@@ -31,6 +31,7 @@ MODELS = {name: f"model={name}" for name in ("mlp", "gpt_nano", "llama_nano", "m
     "gpt_nano, 16 tokens": "model=gpt_nano sequence_length=16",
     "batch_norm": (
         f"model=python model.factory=tests.matrix.models:batch_norm model.vocab_size={VOCABULARY}"
+        " model.cast_buffers=true"
     ),
 }
 CUDA_MODELS = ("mlp", "gpt_nano", "llama_nano", "moe_nano")
