@@ -58,7 +58,7 @@ DECODERS: Mapping[str, Decoder] = {
     "PersimmonConfig": _decoder(96, 3, 6, 288),
     "SmolLM3Config": _decoder(64, 4, 4, 192, is_gated=True, is_tied=True),
     "OlmoConfig": _decoder(80, 3, 5, 224, is_gated=True),
-    "NemotronConfig": _decoder(96, 2, 6, 256),
+    "NemotronConfig": _decoder(96, 2, 6, 256, num_key_value_heads=6),
     "GlmConfig": _decoder(64, 3, 4, 160, is_gated=True, head_dim=16, pad_token_id=0),
     "HeliumConfig": _decoder(96, 3, 4, 192, is_gated=True, head_dim=24, pad_token_id=0),
     "ArceeConfig": _decoder(72, 4, 6, 240),
