@@ -24,6 +24,7 @@ from strategies.nested.nest_options import Regions
 from strategies.nested.nested_regions import path_name
 from strategies.nested.tape import Call, Following, Slot, read_from_outside, run
 from strategies.nested.tickets import Ticket
+from strategies.regions.offloading import not_compiled
 from strategies.regions.outside_tensors import FoundTensors
 from strategies.regions.saved_tensors import without_graph
 from strategies.regions.spoilt_values import SpoiltValues
@@ -129,7 +130,7 @@ class Repetition:
         before = _now(region.generators)
         put(region.generators)
         try:
-            with self._spoilt or nullcontext(), saved_tensors_hooks(self._pack, _unpacked):
+            with self._spoilt or nullcontext(), saved_tensors_hooks(not_compiled(self._pack), _unpacked):
                 self._run_all(values)
         except _Enough:
             pass

@@ -48,6 +48,14 @@ def test_what_is_compiled_is_predicted_to_the_byte(line: str) -> None:
     assert predicted.work.compiled_graphs == 2
 
 
+def test_experts_are_recomputed_between_graphs() -> None:
+    plain, nested = (
+        fake_step(step_log(experiment_of(f"{_SMALL} model=moe_nano ac={ac}"))) for ac in ("none", "nested")
+    )
+    assert nested.work.forward_flops == plain.work.forward_flops
+    assert nested.memory.saved_bytes < plain.memory.saved_bytes
+
+
 def _compiled(rank: int, line: str) -> MeasuredStep:
     experiment = experiment_of(line)
     with warnings.catch_warnings(action="ignore"), compiling(experiment):
