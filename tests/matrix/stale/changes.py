@@ -47,7 +47,8 @@ class Session:
         layout: how inputs lie in memory.
         mode: grad mode, by name.
         autocasts: run under autocast in bf16.
-        scale: factor of all parameters in `functional_call`; `None` for a plain call.
+        scale: factor of all parameters in `functional_call`; `None` for a plain call. Blocks that checkpoint
+            themselves are called plainly.
         bound: share of the largest value by which a buffer may differ so far.
     """
 
@@ -83,7 +84,8 @@ class Session:
         return found | {name: each.clone() for name, each in self.model.named_buffers()}
 
     def _called(self, x: Tensor, y: Tensor) -> Any:
-        if self.scale is None:
+        # a checkpoint of a block would recompute with the weights that `functional_call` has put back
+        if self.scale is None or any(getattr(each, "checkpoints", False) for each in self.model.layers):
             return self.call(x, y, **self.options)
         parameters = {name: each * self.scale for name, each in self.model.named_parameters()}
         return functional_call(self.model, parameters, (x, y), self.options)
