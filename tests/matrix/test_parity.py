@@ -14,6 +14,9 @@ from bench.trials import UNBUDGETED, experiments
 from harness.records.record import Record
 from tests.matrix.facts import DROPOUTS, MESHES, MODELS, SIZES, Run
 
+INERT = {("selective_op", 0.0): "inert, compared by bitwise"}
+"""Of an MLP on two tensor ranks: the product that is kept is as large as the one that is freed."""
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
@@ -32,7 +35,8 @@ def test_every_variant_is_neutral(run: Run, device: str, mesh: str, model: str) 
         for ac, dropout in points
     )
     problems = dict(zip(points, map(problem, run(chosen)), strict=True))
-    assert {point: found for point, found in problems.items() if found is not None} == {}
+    expected = INERT if model == "mlp" and "tp" in mesh else {}
+    assert {point: found for point, found in problems.items() if found is not None} == expected
 
 
 def problem(record: Record) -> str | None:
