@@ -70,20 +70,23 @@ class Offloading:
         """Return `body(*args, **kwargs)`, with what autograd saves of it packed into host copies."""
         if not torch.is_grad_enabled():
             return body(*args, **kwargs)
-        pack = not_compiled(self._begin)(module, args, kwargs)
-        with saved_tensors_hooks(pack, unpacked):
+        pack, hook = not_compiled(self._begin)(module, args, kwargs)
+        with saved_tensors_hooks(hook, unpacked):
             try:
                 return body(*args, **kwargs)
             finally:
                 not_compiled(_settle)(pack)
                 pack.enclosing = None  # the graph keeps `pack`, which must not keep what stands around
 
-    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Pack:
+    def _begin(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[_Pack, Callable[[Tensor], Packed]]:
+        """Return what packs the tensors of a call, and the hook that autograd calls between graphs too."""
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         pack = _Pack(self, module, inputs)
         if not pack.is_in_backward:
             self.ledger.begin_forward()
-        return pack
+        return pack, not_compiled(pack.__call__)
 
     @property
     def moved_bytes(self) -> int:
