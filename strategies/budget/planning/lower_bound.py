@@ -33,8 +33,10 @@ counted once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
 
 import numpy as np
+import numpy.typing as npt
 
 from strategies.budget.planning.recomputation import Maker, Moment, Recomputation
 from strategies.step.step_graph import StepGraph, StepOperator
@@ -106,21 +108,26 @@ class LowerBound:
         early = [index for index in early if 2 * after[index].bit_count() >= most]
         early.sort(key=lambda index: self._bytes_of(self._own(index)), reverse=True)
         outliving = sum(1 << storage for storage in graph.gradients)
+        made, makers = list(self._maker), list(self._maker.values())
+        size = max(len(graph.operators), *graph.nbytes) + 1
         moments = []
         for index in early[:_CONSIDERED]:
             ran, needed = before[index] & ~(1 << index), after[index] | outliving
             own = self._own(index)
-            wanted = frozenset(
-                storage
-                for storage, maker in self._maker.items()
-                if ran >> maker & 1 and needed >> storage & 1
-            )
+            has_run, is_needed = (_flags(bits, size) for bits in (ran, needed))
+            wanted = frozenset(compress(made, (has_run[makers] & is_needed[made]).tolist()))
             held_bytes = graph.fixed_bytes + self._bytes_of(own)
             moments.append(Moment(there=own, wanted=wanted - own, held_bytes=held_bytes))
         return sorted(moments, key=self._most_bytes, reverse=True)[:_TRIED]
 
     def _most_bytes(self, moment: Moment) -> int:
         return moment.held_bytes + self._bytes_of(moment.wanted)
+
+
+def _flags(bits: int, size: int) -> npt.NDArray[np.bool_]:
+    """Return which of so many numbers are in a set of bits."""
+    held = np.frombuffer(bits.to_bytes((size + 7) // 8, "little"), dtype=np.uint8)
+    return np.unpackbits(held, count=size, bitorder="little").astype(np.bool_)
 
 
 def _reads_of_step(operators: Sequence[StepOperator]) -> list[frozenset[int]]:
@@ -149,7 +156,9 @@ def _later_reads(operators: Sequence[StepOperator]) -> list[int]:
     read_by: dict[int, int] = {}  # what the readers of a storage, and all that follow, read
     for index in range(len(operators) - 1, -1, -1):
         operator = operators[index]
-        bits = sum(1 << storage for storage in operator.reads)
+        bits = 0
+        for storage in operator.reads:
+            bits |= 1 << storage
         for storage in operator.makes:
             bits |= read_by.get(storage, 0)
         found[index] = bits

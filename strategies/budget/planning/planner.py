@@ -598,6 +598,7 @@ class Planner:
         """Return for each call of a block its options and the bytes that others hold around it."""
         held, callers = self._graph.held_bytes, self._callers
         known: dict[object, list[Option]] = {}
+        shared: dict[object, list[Option]] = {}  # equal blocks have one list, by which groups know them
         stages = []
         for index, caller in enumerate(callers):
             is_plain = self._is_repeated(caller.call) or not caller.call.program.asked
@@ -606,13 +607,14 @@ class Planner:
                 known[key] = [caller.option(PLAIN)] if is_plain else caller.all()
                 if self._without_host and not is_plain:
                     known[key] += self._without_host[index].all()
+            whole = [] if is_plain else caller.whole()
             is_last = index + 1 == len(callers)
             next_start = caller.backward_start if is_last else callers[index + 1].call.start
             next_end = next_start if is_last else callers[index + 1].backward_end
             gaps = held[caller.call.end : next_start + 1], held[next_end : caller.backward_start + 1]
             stages.append(
                 Stage(
-                    options=known[key] if is_plain else [*known[key], *caller.whole()],
+                    options=shared.setdefault((key, *whole), [*known[key], *whole]),
                     forward_start=int(held[caller.call.start]),
                     backward_start=int(held[caller.backward_start]),
                     between=max(int(gap.max(initial=0)) for gap in gaps),
