@@ -259,25 +259,27 @@ def _highest(rows: Sequence[_Row], count: int, forward: Window, backward: Window
     last = backward.start - 1  # `backward` has the first moment of backward
     left = min(forward.end, last)
     ends = (forward.start, forward.end, left, last + 1, backward.end)
-    times, nbytes, among, private = zip(*rows, *((2 * moment, 0, 0, -1) for moment in ends), strict=True)
-    order = np.argsort(time := np.array(times), kind="stable")
-    time, extra, ran = time[order], np.array(private)[order], columns_of(among, count)[order]
+    ordered = sorted((*rows, *((2 * moment, 0, 0, -1) for moment in ends)), key=itemgetter(0))
+    time, nbytes, extra = (np.array([row[place] for row in ordered]) for place in (0, 1, 3))
+    # a row of bytes for each decision: sums along rows are several times as fast as those down columns
+    ran = np.ascontiguousarray(columns_of([row[2] for row in ordered], count).T)
     is_last = np.append(time[1:] != time[:-1], True)
     counts = np.flatnonzero(np.where(time % 2, extra >= 0, is_last))
-    totals = np.cumsum(ran * np.array(nbytes)[order, None], axis=0)[counts]
+    totals = np.multiply(ran, nbytes, dtype=np.int64)
+    totals = np.cumsum(totals, axis=1, out=totals)[:, counts]
     time = time[counts]
-    peaks = totals + ran[counts] * np.maximum(extra[counts], 0)[:, None]
+    peaks = totals + np.multiply(ran[:, counts], np.maximum(extra[counts], 0), dtype=np.int64)
 
     def between(start: int, end: int) -> slice:
         return slice(*np.searchsorted(time, (2 * start, 2 * end)))
 
     def most(window: Window) -> npt.NDArray[np.int64]:
         here = between(window.start, window.end)
-        found: npt.NDArray[np.int64] = (peaks[here] + window.base(time[here])[:, None]).max(axis=0)
-        return np.maximum(found, 0)
+        found: npt.NDArray[np.int64] = (peaks[:, here] + window.base(time[here])).max(axis=1, initial=0)
+        return found
 
     waits = between(left, last + 1)
-    return Highest(most(forward), totals[waits][time[waits] % 2 == 0].max(axis=0), most(backward))
+    return Highest(most(forward), totals[:, waits][:, time[waits] % 2 == 0].max(axis=1), most(backward))
 
 
 def _around(moment: int) -> Sequence[_Row]:
