@@ -143,7 +143,7 @@ class Storages:
                 storages.standing[node] = frozenset(node.meta["standing"])
             born |= storages.standing.get(node, frozenset())
             storages.made[node] = {key: size for key, size in sizes.items() if key not in born}
-            born |= sizes.keys()
+            born.update(sizes)
         if not storages.has_gradients:  # autograd may have saved what is overwritten
             storages.overwrites.update(overwrites(graph, storages.keys, storages.made))
         storages.steps.update((node, storages._step(node)) for node in graph.nodes)

@@ -180,7 +180,7 @@ class StepRecorder(LiveStorages):
             number = self.number(tensor)
             if number is not None and number not in self._makes and number not in reads:
                 made[number] = place
-        self._makes |= made.keys()
+        self._makes.update(made)
         facts = facts_of(func)
         written = plain_tensors_in(list(facts.written(args, kwargs))) if facts.writes else []
         operator, given = called(func, args)

@@ -135,7 +135,7 @@ def _reads_of_step(operators: Sequence[StepOperator]) -> list[frozenset[int]]:
     found = []
     for operator in operators:
         found.append(operator.reads & made)
-        made |= operator.makes.keys()
+        made.update(operator.makes)
     return found
 
 

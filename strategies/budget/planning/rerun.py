@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 import torch
 
@@ -164,12 +165,17 @@ def _totals(
     graph: StepGraph, call: BlockCall, again: Sequence[StepOperator], saved: Container[int]
 ) -> Iterator[int]:
     """Yield the bytes while operators run again: what backward does not read dies where it did in forward."""
-    live: dict[int, int] = {}
+    live: set[int] = set()
+    dying: list[tuple[int, int]] = []  # last moments of those that backward does not read, the first on top
+    total = 0
     for each in again:
-        live = {
-            storage: nbytes
-            for storage, nbytes in live.items()
-            if storage in saved or max(graph.deaths[storage], call.dropped.get(storage, -1)) >= each.start
-        }
-        live |= {storage: graph.nbytes[storage] for storage in (*each.makes, *each.others)}
-        yield sum(live.values())
+        while dying and dying[0][0] < each.start:
+            _, storage = heappop(dying)
+            live.remove(storage)
+            total -= graph.nbytes[storage]
+        for storage in {*each.makes, *each.others} - live:
+            live.add(storage)
+            total += graph.nbytes[storage]
+            if storage not in saved:
+                heappush(dying, (max(graph.deaths[storage], call.dropped.get(storage, -1)), storage))
+        yield total
