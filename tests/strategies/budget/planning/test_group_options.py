@@ -148,3 +148,9 @@ def test_there_are_options_between_two_of_a_group() -> None:
     assert all(low.total <= each.total <= high.total for each in finer)
     assert all(low.cost >= each.cost >= high.cost for each in finer)
     assert len(finer) > 2
+
+
+def test_equal_blocks_share_the_options_by_which_groups_know_them() -> None:
+    planner = planners()[1]
+    kinds = {caller.key for caller in planner._callers}
+    assert len({id(stage.options) for stage in planner._stages}) == len(kinds) < BLOCKS
