@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from itertools import product
-from math import exp
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -36,6 +35,7 @@ from strategies.budget.planning.simulation import (
     schedules_of,
 )
 from strategies.budget.planning.units import Run
+from strategies.budget.planning.variation import Variation
 from strategies.estimate.operator_cost import machine_for
 from strategies.step.step_graph import StepGraph
 
@@ -54,13 +54,9 @@ _ROUNDS = 4
 _FEWEST_TRIED, _MOST_SIMULATED = 64, 20_000
 """Neighbours that a round tries at least, and operators that it simulates at most."""
 
-_STEPS, _FEWEST_STEPS = 60, 16
-_BEGINNINGS = 8
-_AHEAD = 4
-_WARMTH, _COLD = 0.03, 1e-9
-"""Steps of a walk through decisions, the options of which it begins with one, the steps that are simulated
-at once as if none before was gone, the share of what is to be least by which a first step may get worse, and
-by how much where that is nothing."""
+_BRED, _FEWEST_BRED, _PARENTS, _CUTS = 128, 16, 24, 8
+"""Decisions of a generation at most and at least, the best of those before that they come of, and minimum
+cuts that crossovers begin with."""
 
 _SMALLEST_MOVED = 0.02
 """Bytes of a storage that is worth a copy, as a share of the largest of the block."""
@@ -98,7 +94,7 @@ class Option:
         return self.follow()
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
     """A decision as bits, and what follows from it, as of `Option`: a search looks at few of them twice."""
 
     fates: Fates
@@ -111,19 +107,11 @@ class _Found(NamedTuple):
     units: int
 
 
-class _Stop(NamedTuple):
-    """A decision that a walk may go to: its number among those of schedules, and what follows from it."""
-
-    schedules: Schedules
-    number: int
-    found: _Found | Option
-
-
 _Sets: TypeAlias = tuple[int, int, int, frozenset[tuple[int, int]]]
-_Way: TypeAlias = _Sets | tuple[int, int]
-"""The fates of a decision next to another one; or a drop more or less."""
+"""The fates of a decision."""
 
-_AnyOption = TypeVar("_AnyOption", bound="Option | _Found")
+AnyOption: TypeAlias = "Option | Found"
+_AnyOption = TypeVar("_AnyOption", bound=AnyOption)
 _BYTES = attrgetter("left_bytes", "backward_bytes", "forward_bytes", "host_bytes")
 _MOST_TOGETHER, _COMPARED = 128, 128
 """Decisions that are simulated side by side, and options that are compared with others at once."""
@@ -231,7 +219,7 @@ class CallOptions:
             taped_s=self.taped_s if schedules.has_tape else 0.0,
         )
 
-    def _simulated(self, schedules: Schedules) -> list[_Found | Option]:
+    def _simulated(self, schedules: Schedules) -> list[Found | Option]:
         """Return what follows from decisions; where nothing runs or moves, the block runs untouched."""
         found = self._simulation(schedules)
         work = list(map(Work, found.flops.tolist(), found.seconds.tolist()))
@@ -248,9 +236,9 @@ class CallOptions:
         host_bytes: Sequence[int],
         work: Sequence[Work],
         units: Sequence[int],
-    ) -> list[_Found]:
+    ) -> list[Found]:
         sizes = (each.tolist() for each in found)
-        return list(map(_Found, fates, *sizes, host_bytes, map(self._cost, work), work, units))
+        return list(map(Found, fates, *sizes, host_bytes, map(self._cost, work), work, units))
 
     def highest(self, found: Simulation) -> Highest:
         """Return the highest totals of forward and backward, and what waits for backward.
@@ -259,7 +247,7 @@ class CallOptions:
         """
         return found.highest(*self._windows)
 
-    def _option_of(self, found: _Found | Option, decision: Decision | None = None) -> Option:
+    def _option_of(self, found: Found | Option, decision: Decision | None = None) -> Option:
         if isinstance(found, Option):
             return found
         decision = decision_of(self.call.program, found.fates) if decision is None else decision
@@ -332,67 +320,66 @@ class CallOptions:
         """
         program = self.call.program
         near = self._near(chosen, program.fleeting_chains, tried, 0)
-        together = _some(_with_operands(program, chosen), tried, _FEWEST_TRIED)
+        all_fates = [_fates_of(program, each.decision) for each in chosen]
+        together = _some(_with_operands(program, all_fates), tried, _FEWEST_TRIED)
         return self._extended([], (*near, *together), tried)
 
-    def walked(
-        self, options: Sequence[Option], worth: Callable[[Option], float], chance: random.Random
+    def bred(
+        self,
+        options: Sequence[Option],
+        worths: Iterable[Callable[[AnyOption], float]],
+        chance: random.Random,
     ) -> Sequence[Option]:
-        """Return the options that a walk comes by: to better ones and, as long as it is warm, to worse.
+        """Return options of decisions that come of these, a generation for each worth.
+
+        A third is joined of two of the best by the worth, others are one of them with a change or two.
 
         Args:
-            options: it begins with one of the best of these.
-            worth: what is to be least.
-            chance: draws the steps.
+            options: where the decisions begin.
+            worths: what is to be least.
+            chance: draws parents and changes.
         """
-        among = [each for each in options if not (each.decision.is_plain or each.decision.is_rerun)]
-        if not among:
-            return ()
-        begin = chance.choice(sorted(among, key=worth)[:_BEGINNINGS])
-        value, known, foreseen = worth(begin), dict[Fates, Option](), dict[Fates, _Stop]()
-        now, ways = _fates_of(self.call.program, begin.decision), self._ways(begin, self._uses(begin))
-        warmth, units = _WARMTH * abs(value), len(self.call.program.units)
-        steps = max(_FEWEST_STEPS, min(_STEPS, _MOST_SIMULATED // (_BEGINNINGS * units)))
-        for step in range(steps if ways else 0):
-            fates = _gone(now, chance.choice(chance.choice(ways)))
-            if fates not in foreseen:
-                foreseen |= self._foreseen(fates, now, ways, chance, steps - step)
-            schedules, number, row = foreseen[fates]
-            option = known.setdefault(fates, self._option_of(row))
-            found, cooler = worth(option), max(warmth * (1 - step / steps) ** 2, _COLD)
-            if found < value or chance.random() < exp((value - found) / cooler):
-                uses = self._uses(option) if option.decision.is_plain else schedules.uses(number)
-                value, ways = found, self._ways(option, uses)
-                now = _fates_of(self.call.program, option.decision)
-        return [each for each in known.values() if not each.decision.is_plain]
-
-    def _foreseen(
-        self, fates: Fates, now: Fates, ways: Sequence[Sequence[_Way]], chance: random.Random, steps: int
-    ) -> dict[Fates, _Stop]:
-        """Return what follows from a decision, and from those that come next where none is gone to."""
-        ahead = random.Random()  # noqa: S311 (draws what the walk would)
-        ahead.setstate(chance.getstate())
-        tried = [fates]
-        for _ in range(min(steps, _AHEAD) - 1):
-            ahead.random()
-            tried.append(_gone(now, ahead.choice(ahead.choice(ways))))
-        tried = list(dict.fromkeys(tried))
-        schedules = self._decided(tried)
-        stops = (_Stop(schedules, *row) for row in enumerate(self._simulated(schedules)))
-        return dict(zip(tried, stops, strict=True))
-
-    def _ways(self, option: Option, uses: Mapping[int, int]) -> Sequence[Sequence[_Way]]:
-        """Return the decisions next to that of an option, by kind of the difference."""
         program = self.call.program
-        near = _neighbours(program, [option], self._movable, program.fleeting_chains)
-        together = _with_operands(program, [option])
-        drops = self._with_drops(option, uses) if self._may_drop else ()
-        kinds: Iterable[Iterable[_Way]] = ((*near, *together), drops)
-        return [ways for ways in map(list, kinds) if ways]
+        among = [each for each in options if not (each.decision.is_plain or each.decision.is_rerun)]
+        pool: dict[Fates, AnyOption] = {_fates_of(program, each.decision): each for each in among}
+        bred = dict[Fates, Found]()
+        for worth in worths if pool else ():
+            newest = {worth(each): fates for fates, each in pool.items()}  # of those that are worth the same
+            parents = [newest[each] for each in sorted(newest)[:_PARENTS]]
+            count = min(_BRED, self._affordable([pool[each] for each in parents], _FEWEST_BRED))
+            rows = self._simulated(self._decided(self._children(parents, chance, pool.keys(), count)))
+            bred |= {row.fates: row for row in rows if isinstance(row, Found)}
+            pool |= bred
+        return [self._option_of(each) for each in thinned(bred.values())]
 
-    def _uses(self, option: Option) -> Mapping[int, int]:
-        """Return how many requests need each storage under an option."""
-        return schedules_of(self.call, option.decision).uses(0)
+    def _children(
+        self, parents: Sequence[Fates], chance: random.Random, known: AbstractSet[Fates], count: int
+    ) -> list[Fates]:
+        """Return decisions that come of parents, and are not known."""
+        mates, found = [*parents, *self._bases], dict[Fates, None]()
+        for _ in range(2 * count):
+            if chance.randrange(3):
+                child = self._variation.changed(chance.choice(parents), chance)
+            else:
+                child = self._variation.joined(chance.choice(mates), chance.choice(mates), chance)
+            if child not in known:
+                found[child] = None
+            if len(found) == count:
+                break
+        return list(found)
+
+    @cached_property
+    def _variation(self) -> Variation:
+        return Variation(self.call.program, self._movable, may_drop=self._may_drop)
+
+    @cached_property
+    def _bases(self) -> Sequence[Fates]:
+        """Decisions that keep the fewest bytes, with and without what can be made anew."""
+        program = self.call.program
+        cuts = _cuts(program)
+        cuts = cuts[:: max(1, len(cuts) // _CUTS)]
+        both = ((each, self._fleeting(each, program.fleeting_chains)) for each in cuts)
+        return list(dict.fromkeys(_fates_of(program, each) for two in both for each in two))
 
     def _decided(self, all_fates: Sequence[Fates]) -> Schedules:
         """Return the schedules of decisions, without drops that no request follows.
@@ -423,22 +410,19 @@ class CallOptions:
         drops = frozenset(each for each in fates.drops if each[0] not in away)
         return Fates(fates.keep | operands, fates.moved, again, drops)
 
-    def _with_drops(self, option: Option, uses: Mapping[int, int]) -> Iterable[_Way]:
-        """Yield the drops of one storage more or less between requests that need it."""
-        may_drop = self.call.program.droppable - option.decision.again - option.decision.offload
-        for storage, count in uses.items():
-            if storage in may_drop:
-                yield from ((storage, number) for number in range(1, count))
-
     def _near(
         self, options: Sequence[Option], anew: frozenset[int], tried: set[Fates], number: int
     ) -> Sequence[Fates]:
         """Return neighbours of options that were not tried, or every so many of them from one on."""
         program = self.call.program
-        near = _neighbours(program, options, self._movable, anew)
+        all_fates = [_fates_of(program, each.decision) for each in options]
+        near = _neighbours(program, all_fates, self._movable, anew)
+        return _some(near, tried, self._affordable(options, _FEWEST_TRIED), number)
+
+    def _affordable(self, options: Sequence[AnyOption], fewest: int) -> int:
+        """Return how many decisions next to some can be simulated at once, but so many at least."""
         runs = sum(each.units for each in options) // len(options)
-        simulated = max(len(program.units), runs, 1)
-        return _some(near, tried, max(_FEWEST_TRIED, _MOST_SIMULATED // simulated), number)
+        return max(fewest, _MOST_SIMULATED // max(len(self.call.program.units), runs, 1))
 
     def _extended(
         self, options: Sequence[Option], all_fates: Iterable[Fates], tried: set[Fates]
@@ -446,7 +430,7 @@ class CallOptions:
         """Return options with those of decisions that were not tried before."""
         fresh = [each for each in dict.fromkeys(all_fates) if each not in tried]
         tried.update(fresh)
-        found: list[Option | _Found] = list(options)
+        found: list[AnyOption] = list(options)
         for start in range(0, len(fresh), _MOST_TOGETHER):
             found += self._simulated(self._decided(fresh[start : start + _MOST_TOGETHER]))
         return [self._option_of(each) for each in thinned(found)]
@@ -523,7 +507,7 @@ def _at_most(rows: npt.NDArray[np.float64], others: npt.NDArray[np.float64]) -> 
     return found
 
 
-def _rows(options: Sequence[Option | _Found]) -> npt.NDArray[np.float64]:
+def _rows(options: Sequence[AnyOption]) -> npt.NDArray[np.float64]:
     """Return the bytes of options, a row each."""
     return np.array(list(map(_BYTES, options)), dtype=np.float64)
 
@@ -583,7 +567,7 @@ def _kept(program: BlockProgram, decision: Decision) -> frozenset[int]:
 
 
 def _neighbours(
-    program: BlockProgram, options: Sequence[Option], movable: frozenset[int], fleeting: frozenset[int]
+    program: BlockProgram, all_fates: Sequence[Fates], movable: frozenset[int], fleeting: frozenset[int]
 ) -> Iterable[_Sets]:
     """Yield the decisions that keep one storage more or less, or move one more or less to the host.
 
@@ -592,8 +576,7 @@ def _neighbours(
     bits_of = program.runs.bits_of
     alike = list(map(bits_of, program.alike))
     may_move, may_pass = bits_of(movable), bits_of(fleeting)
-    for option in options:
-        fates = _fates_of(program, option.decision)
+    for fates in all_fates:
         for kept, away in _near(program, alike, fates, may_move):
             held = program.completed_bits(kept, away)
             yield held, away, fates.again & ~(held | away), fates.drops
@@ -604,15 +587,6 @@ def _neighbours(
                 yield keep, moved, fates.again ^ part, drops
 
 
-def _gone(fates: Fates, way: _Way) -> Fates:
-    """Return the decision that a way leads to."""
-    match way:
-        case storage, number:
-            return fates._replace(drops=fates.drops ^ {(storage, number)})
-        case _:
-            return Fates(*way)
-
-
 def _some(near: Iterable[_Sets], tried: set[Fates], most: int, number: int = 0) -> Sequence[Fates]:
     """Return decisions that were not tried: all, or every so many of them from one on."""
     fresh = [each for each in dict.fromkeys(near) if each not in tried]
@@ -620,7 +594,7 @@ def _some(near: Iterable[_Sets], tried: set[Fates], most: int, number: int = 0) 
     return [Fates(*each) for each in fresh[number % stride :: stride]]
 
 
-def _with_operands(program: BlockProgram, options: Sequence[Option]) -> Iterable[_Sets]:
+def _with_operands(program: BlockProgram, all_fates: Sequence[Fates]) -> Iterable[_Sets]:
     """Yield the decisions that make storages more anew for each reader, with what only they are made of.
 
     Operands that autograd does not save wait from the first run to the last else, and nothing is spared. Also
@@ -628,8 +602,7 @@ def _with_operands(program: BlockProgram, options: Sequence[Option]) -> Iterable
     """
     bits_of = program.runs.bits_of
     alike, fleeting = list(map(bits_of, program.alike)), bits_of(program.fleeting_chains)
-    for option in options:
-        keep, moved, own, drops = _fates_of(program, option.decision)
+    for keep, moved, own, drops in all_fates:
         may_pass = fleeting & ~(keep | moved | own)
         anew = [each for each in alike if not each & ~own]
         for part in alike:

@@ -125,12 +125,14 @@ class BlockProgram:
     def _made_anew(self, *, is_chain: bool) -> frozenset[int]:
         readers = Counter((*self.asked, *(storage for unit in self.units for storage in unit.reads)))
         often = {storage for storage, count in readers.items() if count > 1}
-        least, found = _SMALLEST_FLEETING * max(self.nbytes, default=0), set[int]()
-        for unit in reversed(self.units):
-            several = {storage for storage in unit.makes if storage in often and self.nbytes[storage] > least}
-            if several and unit.may_run_often:
-                found |= several
-                often.update(unit.reads if is_chain else ())
+        least, found, known = _SMALLEST_FLEETING * max(self.nbytes, default=0), set[int](), -1
+        while known < len(found):  # one that goes on in place may read what a later one has made
+            known = len(found)
+            for unit in reversed(self.units):
+                several = {each for each in unit.makes if each in often and self.nbytes[each] > least}
+                if several and unit.may_run_often:
+                    found |= several
+                    often.update(unit.reads if is_chain else ())
         return frozenset() if self.asks_in_forward else frozenset(found) - self.pinned
 
     @cached_property
@@ -180,9 +182,13 @@ class BlockProgram:
     def alike(self) -> tuple[frozenset[int], ...]:
         """Sets of storages that decisions try together: each alone, and of a loop those of many steps.
 
-        Storages are of a loop if many are made, read and asked for by operators of the same names. Those of a
-        loop are tried all, halves of them, and all but every second, fourth or eighth.
+        Those of a loop are tried all, halves of them, and all but every second, fourth or eighth.
         """
+        return tuple(frozenset(part) for kind in self.kinds for part in _parts(kind))
+
+    @cached_property
+    def kinds(self) -> tuple[tuple[int, ...], ...]:
+        """Storages that are made, read and asked for by operators of the same names, in order."""
         readers: dict[int, list[str]] = {}
         for unit in self.units:
             for storage in unit.reads:
@@ -194,7 +200,7 @@ class BlockProgram:
             ends = unit.name, tuple(sorted(readers.get(storage, ()))), asked[storage]
             size = self.nbytes[storage], storage in self.older
             kinds.setdefault((ends, unit.flops, size), []).append(storage)
-        return tuple(frozenset(part) for kind in kinds.values() for part in _parts(kind))
+        return tuple(map(tuple, kinds.values()))
 
     @cached_property
     def _is_repeatable(self) -> bool:

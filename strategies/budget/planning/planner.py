@@ -31,7 +31,7 @@ from strategies.budget.planning.cost import Cost, Objective
 from strategies.budget.planning.group_options import GroupOption, Groups
 from strategies.budget.planning.group_simulation import group_effect
 from strategies.budget.planning.lower_bound import LowerBound
-from strategies.budget.planning.prices import Price, prices
+from strategies.budget.planning.prices import Price, Room, Waiting, Worth, price_of, prices
 from strategies.budget.planning.recomputation import LeastFlops
 from strategies.budget.planning.rerun import rerun_of
 from strategies.budget.planning.schedules import Fates
@@ -59,14 +59,20 @@ _NEARBY = (0.97, 1.03)
 takes bytes and the other spares them, begin there."""
 
 _FAR = 0.009
-"""Share of a step's FLOPs above the bound from which on walks look for decisions."""
+"""Share of a step's FLOPs above the bound from which on decisions are bred."""
 
-_WALKS, _MOST_WALKS, _IN_VAIN = 4, 24, 2
-"""Walks through decisions from each block that was chosen for, those through decisions of equal blocks at
-most, and rounds of them in vain that end the search."""
+_GENERATIONS, _FEWEST_GENERATIONS, _MOST_ALIKE = 32, 8, 8
+"""Generations that equal blocks and chains share, the fewest of each, and how many of these have any."""
+
+_IN_VAIN, _SPARED = 3, 1e-5
+"""Rounds of generations that spare less than this share of a step's FLOPs, and end the search."""
 
 _TILT = 1.5
-"""Powers of two by which the prices of a walk are more or less than those of the choice."""
+"""Powers of two by which the prices of a generation are more or less than those of the choice."""
+
+_BEYOND = 1.5, 3.5
+"""Least and largest power of two in the price of bytes beyond the room of a block, as many as the budget, in
+the cost of the choice."""
 
 _MOST_CHAINS = 24
 """Chains that are not equal to another one and are searched for options."""
@@ -140,6 +146,8 @@ class Planner:
         bound: what no schedule can do better.
         autograd_bound: what none can that leaves backward to autograd.
     """
+
+    _breeds = True
 
     def __init__(
         self,
@@ -349,26 +357,27 @@ class Planner:
             if self._cost_of_choice(found) >= self._cost_of_choice(least):
                 break
             least = found
-        return self._found_by_walks(least, stages, spans, budget_bytes)
+        return self._found_by_breeding(least, stages, spans, budget_bytes)
 
-    def _found_by_walks(
+    def _found_by_breeding(
         self, least: list[Chosen], stages: list[Stage], spans: list[Span], budget_bytes: int
     ) -> tuple[list[Chosen], Sequence[Stage], Sequence[Span]]:
-        """Return a cheaper choice with decisions that walks find, while one is far from the bound."""
+        """Return a cheaper choice with decisions bred of others, while one is far from the bound."""
+        if self._objective == "time" or not self._breeds:
+            return least, stages, spans
         bound = self.least_flops(budget_bytes, self._cost_of_choice(least)).of_autograd
         enough = bound + _FAR * self.step_flops
         chance, in_vain = random.Random(0), 0  # noqa: S311 (the same plan on every rank)
         while self._cost_of_choice(least) > enough and in_vain < _IN_VAIN:
-            near = self._walked(least, stages, spans, chance, budget_bytes)
+            near = self._bred(least, stages, spans, chance, budget_bytes)
             self._enter(stages, spans, near)
             found = self._all_within(budget_bytes, stages, spans, 0.0)
-            cheapest_found = min(found, key=self._cost_of_choice, default=least)
-            in_vain += 1
-            if self._cost_of_choice(cheapest_found) < self._cost_of_choice(least):
-                least, in_vain = cheapest_found, 0
+            before, least = least, min([least, *found], key=self._cost_of_choice)  # options are thinned
+            spared = self._cost_of_choice(before) - self._cost_of_choice(least)
+            in_vain = 0 if spared > _SPARED * self.step_flops else in_vain + 1
         return least, stages, spans
 
-    def _walked(
+    def _bred(
         self,
         chosen: Sequence[Chosen],
         stages: Sequence[Stage],
@@ -376,30 +385,68 @@ class Planner:
         chance: random.Random,
         budget_bytes: int,
     ) -> dict[object, list[Option]]:
-        """Return the options that walks find for blocks and chains that were chosen for, by key of these.
+        """Return options for blocks and chains by their keys: for each choice, and for chains of several.
 
-        A walk makes least the cost of a decision and the price of its bytes, more or less.
+        Half of the generations make least what an option costs and its bytes at their prices, more or less.
+        The others make least what it costs in the room that the choice about others leaves.
         """
         parts = [stages[each.start] if each.span is None else spans[each.span] for each in chosen]
         ends = [*(each.start for each in chosen[1:]), len(stages)]
         between = [stages[end - 1].between for end in ends]
-        priced = prices([part.columns() for part in parts], between, budget_bytes)
-        found, walks = defaultdict[object, list[Option]](list), Counter[object]()
-        for each, part, price in zip(chosen, parts, priced, strict=True):
-            caller = self._caller_of(each)
-            if (
-                caller is None
-                or isinstance(part, Group)
-                or not any(price)
-                or walks[caller.key] >= _MOST_WALKS
-            ):
-                continue
-            stage = part.stage if isinstance(part, Chained) else part
-            for _ in range(_WALKS):
-                tilted = Price(*(byte * 2 ** chance.uniform(-_TILT, _TILT) for byte in price))
-                found[caller.key] += caller.walked(stage.options, partial(tilted.of, stage), chance)
-            walks[caller.key] += _WALKS
+        columns = [part.columns() for part in parts]
+        taken = [self._place_of(each, part) for each, part in zip(chosen, parts, strict=True)]
+        left, highest = (
+            np.array([rows[kind][place] for rows, place in zip(columns, taken, strict=True)])
+            for kind in (0, 1)
+        )
+        waiting = Waiting(left, highest, np.array(between), budget_bytes)
+        priced = prices(columns, between, budget_bytes)
+        scale = self._cost_of_choice(chosen) / budget_bytes
+
+        def beyond() -> float:
+            return scale * 2 ** chance.uniform(*_BEYOND)
+
+        found = defaultdict[object, list[Option]](list)
+        bred = defaultdict[object, list[tuple[int, int, CallOptions, Stage]]](list)
+        for each in self._bred_for(chosen, ends, stages, spans):
+            bred[each[2].key].append(each)
+        few = (each for alike in bred.values() for each in alike[:: -(-len(alike) // _MOST_ALIKE)])
+        for first, last, caller, stage in few:
+            price, room = price_of(priced, first, last), waiting.room(first, last)
+            worths = [
+                Worth(_tilted(price, chance), Room(np.inf, room.highest), beyond(), stage)
+                if number % 2 == 0
+                else Worth(Price(0.0, 0.0), room, beyond(), stage)
+                for number in range(max(_FEWEST_GENERATIONS, _GENERATIONS // len(bred[caller.key])))
+            ]
+            options = [*stage.options, *found[caller.key]]
+            found[caller.key] += caller.bred(options, [each.of for each in worths], chance)
         return {key: thinned(options) for key, options in found.items() if options}
+
+    def _bred_for(
+        self, chosen: Sequence[Chosen], ends: Sequence[int], stages: Sequence[Stage], spans: Sequence[Span]
+    ) -> Iterator[tuple[int, int, CallOptions, Stage]]:
+        """Yield blocks and chains for which something runs again, with first and last choice about them."""
+        first_at = {each.start: number for number, each in enumerate(chosen)}
+        last_at = {end: number for number, end in enumerate(ends)}
+        costs = [self._cost(each.effect.work) for each in chosen]
+        for number, each in enumerate(chosen):
+            if each.span is None and costs[number]:
+                yield number, number, self._callers[self._call_of(each.start)], stages[each.start]
+        for span, caller in self._chains.items():
+            chain = spans[span]
+            assert isinstance(chain, Chained), "chains come first"
+            first, last = first_at.get(chain.start), last_at.get(chain.end)
+            if first is not None and last is not None and any(costs[first : last + 1]):
+                yield first, last, caller, chain.stage
+
+    def _place_of(self, chosen: Chosen, part: Stage | Span) -> int:
+        """Return the place of what was chosen among the options of a block or span."""
+        if isinstance(part, Group):
+            return [each.keeps for each in part.options].index(chosen.keeps)
+        stage = part.stage if isinstance(part, Chained) else part
+        assert chosen.option is not None, "groups have none"
+        return [each.decision for each in stage.options].index(chosen.option.decision)
 
     def _caller_of(self, chosen: Chosen) -> CallOptions | None:
         """Return whose option was chosen; `None` of a group."""
@@ -656,6 +703,10 @@ class Planner:
     def _model(self) -> dict[str, str]:
         graph = self._graph
         return {call.fqn: graph.fingerprint(call) for call in graph.calls}
+
+
+def _tilted(price: Price, chance: random.Random) -> Price:
+    return Price(*(each * 2 ** chance.uniform(-_TILT, _TILT) for each in price))
 
 
 def _priced(stages: Sequence[Stage], cost: Cost) -> list[Stage]:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strategies.budget.planning.block_choice import Columns, Stage
-from strategies.budget.planning.block_options import Option
+from strategies.budget.planning.block_options import AnyOption
 from strategies.estimate.scipy_modules import scipy
 
 _MOST_COLUMNS = 100
@@ -37,11 +37,77 @@ class Price(NamedTuple):
     left: float
     highest: float
 
-    def of(self, stage: Stage, option: Option) -> float:
+
+class Room(NamedTuple):
+    """The bytes that the other blocks leave to one, as they are decided about.
+
+    Fields:
+        left: most bytes that may wait for backward.
+        highest: most bytes at the highest moment of the block.
+    """
+
+    left: float
+    highest: float
+
+
+class Worth(NamedTuple):
+    """The measure that a search makes least of a block, or of several as one: cost, and bytes at prices.
+
+    Fields:
+        price: price of each byte.
+        room: bytes that there are.
+        beyond: price of each byte beyond these.
+        stage: the block, or several as one.
+    """
+
+    price: Price
+    room: Room
+    beyond: float
+    stage: Stage
+
+    def of(self, option: AnyOption) -> float:
         """Return what an option costs, its bytes included."""
-        forward_bytes = option.forward_bytes + stage.forward_start
-        highest = max(forward_bytes, option.backward_bytes + stage.backward_start)
-        return option.cost + self.left * option.left_bytes + self.highest * highest
+        forward_bytes = option.forward_bytes + self.stage.forward_start
+        highest = max(forward_bytes, option.backward_bytes + self.stage.backward_start)
+        left = option.left_bytes
+        beyond = max(0.0, left - self.room.left) + max(0.0, highest - self.room.highest)
+        return option.cost + self.price.left * left + self.price.highest * highest + self.beyond * beyond
+
+
+class Waiting(NamedTuple):
+    """The bytes of some blocks and spans in a row, in the order of forward.
+
+    Fields:
+        left, highest: what each leaves for backward, and its highest total.
+        between: highest total outside of blocks while each of them, and those before it, wait for backward.
+        budget_bytes: most bytes.
+    """
+
+    left: npt.NDArray[np.int64]
+    highest: npt.NDArray[np.int64]
+    between: npt.NDArray[np.int64]
+    budget_bytes: int
+
+    def room(self, first: int, last: int) -> Room:
+        """Return the room of one of them, or of several as one."""
+        others = self.left.copy()
+        others[first : last + 1] = 0
+        total = np.cumsum(others)
+        waits = self.budget_bytes - self.between[last:] - total[last:]
+        runs = self.budget_bytes - self.highest[last + 1 :] - total[last:-1]
+        return Room(
+            left=float(np.concatenate([waits, runs]).min()),
+            highest=float(self.budget_bytes - total[first]),
+        )
+
+
+def price_of(priced: Sequence[Price], first: int, last: int) -> Price:
+    """Return the price of a byte in one of some blocks, or in several as one.
+
+    These wait as the last does, and are as high as all of them at once.
+    """
+    left = priced[last].left
+    return Price(left, priced[first].left + priced[first].highest - left)
 
 
 def prices(parts: Sequence[Columns], between: Sequence[int], budget_bytes: int) -> list[Price]:

@@ -44,6 +44,8 @@ _ATTEMPTS = 12
 class ScheduledPlanner(Planner):
     """Plans for a step, whatever the budget: one decision for all calls of a block."""
 
+    _breeds = False  # stages know the bytes of one call, not what others hold meanwhile
+
     def _made_stages(self) -> list[Stage]:
         """Return each block with the options of one of its calls."""
         by_block: dict[str, list[int]] = {}

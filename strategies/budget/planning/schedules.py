@@ -8,7 +8,6 @@ the units that run for it under any decision.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
@@ -135,16 +134,6 @@ class Schedules:
         self.released: list[tuple[int, int, int]] = []
         self.read: dict[int, Sets] = {}
         self._run()
-
-    def uses(self, number: int) -> Counter[int]:
-        """Return how many requests need each storage under a decision: for themselves, or for what runs."""
-        found = Counter[int]()
-        for index, storage, _ in self._program.asked_inside:
-            request = self.requests.get(index)
-            reads = request.reads.items() if request is not None else ()
-            needed = {storage, *[each for each, among in reads if among >> number & 1]}
-            found.update(sorted(needed, reverse=True))
-        return found
 
     def useless_drops(self) -> Iterator[tuple[int, tuple[int, int]]]:
         """Yield drops that no request follows, each with the number of its decision."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from strategies.budget.planning.block_program import PlannedCall
+from strategies.budget.planning.schedules import Schedules
 from strategies.budget.planning.simulation import Decision, Effect
 
 NOTHING = frozenset[int]()
@@ -285,3 +286,13 @@ class ByHand:
             live += handed
         live += sum(sizes[each] for each in waiting)
         return max(peak, live), live
+
+
+def uses(schedules: Schedules, number: int) -> Counter[int]:
+    """Return how many requests need each storage under a decision: for themselves, or for what runs."""
+    found = Counter[int]()
+    for index, storage, _ in schedules.call.program.asked_inside:
+        request = schedules.requests.get(index)
+        reads = request.reads.items() if request is not None else ()
+        found.update({storage, *[each for each, among in reads if among >> number & 1]})
+    return found

@@ -32,8 +32,8 @@ BLOCKS = 12
 
 
 @pytest.fixture(autouse=True)
-def without_walks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare groups with blocks alone by the same search: how far walks come is chance."""
+def without_generations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare groups with blocks alone by the same search: how far generations come is chance."""
     monkeypatch.setattr("strategies.budget.planning.planner._IN_VAIN", 0)
 
 

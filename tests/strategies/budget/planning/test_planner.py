@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -24,6 +23,7 @@ from strategies.budget.planning.schedules import Fates, Schedules
 from strategies.budget.planning.simulation import Decision, decision_of, fates_of, schedules_of
 from strategies.regions.blocks import ModelModules
 from strategies.step.step_graph import StepGraph
+from tests.strategies.budget.planning.simulating_by_hand import uses
 from tests.strategies.budget.planning.test_enumeration import Blocks, Residual, linear
 from tests.strategies.budget.planning.test_simulation import SortedBlock
 from tests.strategies.budget.small_steps import (
@@ -134,29 +134,22 @@ def test_values_are_dropped_in_backward_where_that_makes_a_plan_cheaper(
     assert found.plan(plan.budget_bytes).extra_flops > plan.extra_flops
 
 
-def test_a_walk_where_all_is_worth_the_same_goes_on() -> None:
-    caller = Planner(captured(Gated(), torch.randn(4, 16, WIDTH)))._callers[1]
-    options = caller.all()
-    found = caller.walked(options, lambda _: 0.0, random.Random(0))  # worth nothing: it has no warmth
-    assert len({each.decision for each in found} - {each.decision for each in options}) > 1
-
-
 def test_a_drop_that_no_request_follows_is_no_decision() -> None:
     caller = Planner(captured(Attending(), torch.randn(4, 16, WIDTH)))._callers[1]
     program, option = caller.call.program, caller.option(Decision())
-    uses = schedules_of(caller.call, option.decision).uses(0)
-    storage = next(each for each in sorted(program.droppable) if uses[each] > 1)
+    count_of = uses(schedules_of(caller.call, option.decision), 0)
+    storage = next(each for each in sorted(program.droppable) if count_of[each] > 1)
     fates = fates_of(program, option.decision)
-    for number in range(1, uses[storage] + 2):
+    for number in range(1, count_of[storage] + 2):
         (decided,) = caller._decided([fates._replace(drops=frozenset({(storage, number)}))]).fates
-        assert decided.drops == ({(storage, number)} if number < uses[storage] else frozenset())
+        assert decided.drops == ({(storage, number)} if number < count_of[storage] else frozenset())
 
 
 def test_a_drop_that_no_request_follows_without_another_one_is_no_decision() -> None:
     caller = Planner(captured(SortedBlock(), torch.randn(64, WIDTH)))._callers[0]
     doubled, order = 0, 2  # the order is there by the way, if it is not dropped after its last request
     fates = Fates(0, 0, 0, frozenset({(doubled, 1), (order, 1)}))
-    assert Schedules(caller.call, [fates]).uses(0)[doubled] == 2
+    assert uses(Schedules(caller.call, [fates]), 0)[doubled] == 2
     assert caller._decided([fates]).fates == [Fates(0, 0, 0)]
 
 
@@ -213,9 +206,9 @@ def test_what_is_made_anew_takes_along_what_only_it_is_made_of() -> None:
     assert total in program.saved
     assert unsaved not in program.saved
     option = caller.option(Decision())
-    found = [decision_of(program, Fates(*each)).again for each in _with_operands(program, [option])]
+    found = [decision_of(program, Fates(*each)).again for each in _with_operands(program, [Fates(0, 0, 0)])]
     assert {unsaved, total} in found
-    near = caller.option(Decision(again=frozenset({total})))
+    near = fates_of(program, Decision(again=frozenset({total})))
     found = [decision_of(program, Fates(*each)).again for each in _with_operands(program, [near])]
     assert {unsaved} in found
     assert caller.option(Decision(again=frozenset({total}))).backward_bytes == option.backward_bytes

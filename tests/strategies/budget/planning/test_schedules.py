@@ -23,7 +23,7 @@ from strategies.budget.planning.simulation import (
     highest,
 )
 from strategies.estimate.machine import MACHINES
-from tests.strategies.budget.planning.simulating_by_hand import ByHand
+from tests.strategies.budget.planning.simulating_by_hand import ByHand, uses
 from tests.strategies.budget.planning.test_units import OUTSIDE, STATE_BYTES, drawn
 
 UNITS, ASKED, DECISIONS, START = 9, 14, 30, 5
@@ -185,7 +185,7 @@ def test_drops_that_no_request_follows_are_told(seed: int) -> None:
         (number, drop)
         for number, each in enumerate(decisions)
         for drop in each.drops
-        if schedules.uses(number)[drop[0]] <= drop[1]
+        if uses(schedules, number)[drop[0]] <= drop[1]
     }
     assert set(schedules.useless_drops()) == useless
 
@@ -201,5 +201,5 @@ def test_no_decision_is_another_under_others() -> None:
     call = drawn_call(random.Random(0), KINDS[0])
     alone = Schedules(call, [Fates(0, 0, 0)])
     beside = Schedules(call, [Fates(-1 & (1 << len(call.program.nbytes)) - 1, 0, 0), Fates(0, 0, 0)])
-    assert beside.uses(1) == alone.uses(0)
-    assert beside.uses(0) != alone.uses(0)
+    assert uses(beside, 1) == uses(alone, 0)
+    assert uses(beside, 0) != uses(alone, 0)

@@ -22,6 +22,7 @@ from strategies.estimate.flops import flops_of
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.region import enclose
 from strategies.step.operator_mode import OperatorMode
+from tests.strategies.budget.planning.simulating_by_hand import uses
 from tests.strategies.budget.small_steps import WIDTH, Gated, WithBlocks, measured_peak_bytes, step_of
 from tests.strategies.step.test_plan_capture import captured
 
@@ -62,7 +63,7 @@ def decisions(calls: Sequence[PlannedCall], moved: float, anew: float, *, seed: 
 def droppable(call: PlannedCall, decision: Decision) -> Iterator[tuple[int, int]]:
     """Yield what may be dropped under a decision, with each number of requests that others follow."""
     program = call.program
-    for storage, count in sorted(schedules_of(call, decision).uses(0).items()):
+    for storage, count in sorted(uses(schedules_of(call, decision), 0).items()):
         is_inner = storage >= 0 and storage not in decision.again | decision.offload | program.pinned
         if is_inner and program.units[program.runs.makers[storage]].may_run_often:
             yield from ((storage, number) for number in range(1, count))
