@@ -219,7 +219,7 @@ class CallOptions:
             taped_s=self.taped_s if schedules.has_tape else 0.0,
         )
 
-    def _simulated(self, schedules: Schedules) -> list[Found | Option]:
+    def _simulated(self, schedules: Schedules) -> list[AnyOption]:
         """Return what follows from decisions; where nothing runs or moves, the block runs untouched."""
         found = self._simulation(schedules)
         work = list(map(Work, found.flops.tolist(), found.seconds.tolist()))
@@ -247,7 +247,7 @@ class CallOptions:
         """
         return found.highest(*self._windows)
 
-    def _option_of(self, found: Found | Option, decision: Decision | None = None) -> Option:
+    def _option_of(self, found: AnyOption, decision: Decision | None = None) -> Option:
         if isinstance(found, Option):
             return found
         decision = decision_of(self.call.program, found.fates) if decision is None else decision
