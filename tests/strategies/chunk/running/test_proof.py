@@ -20,9 +20,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils import prune, spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 
+from strategies.ac.nested import Nested
 from strategies.base import StrategyError
 from strategies.chunk import ChunkPlan
 from strategies.chunk.running.proof import Subject
+from strategies.regions.region import regions
 
 B, S, D, WIDE = 8, 6, 8, 64
 
@@ -293,6 +295,22 @@ def test_a_proof_calls_no_hooks_and_leaves_gradients() -> None:
     assert all(each.grad is before for each, before in zip(model.parameters(), gradients, strict=True))
     planned(x)
     assert calls == ["", ""]
+
+
+def test_regions_that_nest_hear_nothing_of_a_proof() -> None:
+    plain = _Stack()
+    nested = Nested(layers_fqn="layers").apply(_planned(copy.deepcopy(plain)))
+    with mock.patch.object(Subject, "prove", autospec=True, side_effect=Subject.prove) as prove:
+        found = _results(nested)  # inputs that want gradients have programs of their own
+    assert prove.call_count
+    torch.testing.assert_close(found, _results(plain))
+    (region,) = regions(nested).values()
+    plan = region.observe().plan
+    assert plan is not None
+    assert [(each["first"], each["last"]) for each in plan["regions"]] == [
+        ("layers.0", "layers.1"),
+        ("layers.2", "layers.3"),
+    ]
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
