@@ -12,6 +12,7 @@ are started as people start them. The environment of such a fork is not the one 
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import signal
 import socket
@@ -25,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -90,6 +92,14 @@ def warn_as_a_program() -> None:
     warnings.resetwarnings()
     for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
         warnings.simplefilter("ignore", category)
+
+
+def log_as_a_program() -> None:
+    """Let handlers log to stderr: in tests theirs is a captured file, whose number a socket may get here."""
+    loggers = [logging.root, *map(logging.getLogger, logging.root.manager.loggerDict)]
+    for handler in chain.from_iterable(each.handlers for each in loggers):
+        if type(handler) is logging.StreamHandler:
+            handler.setStream(sys.stderr)
 
 
 def close_all_but(kept: set[int]) -> None:
@@ -177,6 +187,7 @@ class _Waiting(Child):
                 os.environ.clear()
                 os.environ.update(env)
                 warn_as_a_program()
+                log_as_a_program()
                 exec(words[-1], {})  # it never returns
         except BaseException:  # noqa: BLE001 (the end of a process)
             traceback.print_exc()

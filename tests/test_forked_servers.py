@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -82,6 +83,22 @@ def test_a_standby_warns_as_a_program_where_nobody_reads(
     assert died.code == 0
     assert said.read_text("utf-8") == "said"
     assert capfd.readouterr() == ("", "")
+
+
+def log(_: None) -> None:
+    logging.getLogger(__name__).warning("logged")
+
+
+def test_a_standby_logs_as_a_program(tmp_path: Path) -> None:
+    said, logger = tmp_path / "said.txt", logging.getLogger(__name__)
+    with (tmp_path / "captured.txt").open("w") as captured:
+        handler = logging.StreamHandler(captured)
+        logger.addHandler(handler)
+        with closing(Standby((), said).server()) as server:
+            server.start(f"{__name__}:log", None)
+            assert server.next_death(PATIENCE_S) is not None
+        logger.removeHandler(handler)
+    assert said.read_text("utf-8") == "logged\n"
 
 
 def test_a_standby_that_nobody_asks_ends_without_a_word(tmp_path: Path) -> None:
