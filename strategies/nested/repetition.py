@@ -14,7 +14,6 @@ from itertools import chain, groupby
 from typing import Any
 
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointError
 
 from strategies.generators import State, put
@@ -24,9 +23,8 @@ from strategies.nested.nest_options import Regions
 from strategies.nested.nested_regions import path_name
 from strategies.nested.tape import Call, Following, Slot, read_from_outside, run
 from strategies.nested.tickets import Ticket
-from strategies.regions.offloading import not_compiled
 from strategies.regions.outside_tensors import FoundTensors
-from strategies.regions.saved_tensors import without_graph
+from strategies.regions.saved_tensors import packing, without_graph
 from strategies.regions.spoilt_values import SpoiltValues
 
 
@@ -130,7 +128,7 @@ class Repetition:
         before = _now(region.generators)
         put(region.generators)
         try:
-            with self._spoilt or nullcontext(), saved_tensors_hooks(not_compiled(self._pack), _unpacked):
+            with self._spoilt or nullcontext(), packing(self._pack, _unpacked):
                 self._run_all(values)
         except _Enough:
             pass
@@ -171,7 +169,7 @@ class Repetition:
             if regions in self._waiting:
                 self.began(_inner(region, regions, calls, values))
             for call in calls:
-                with saved_tensors_hooks(self._boxed if call.differentiates else _dropped, _unpacked):
+                with packing(self._boxed if call.differentiates else _dropped, _unpacked):
                     self._run(call, values, last)
 
     def _run(self, call: Call, values: dict[Slot, Tensor], last: dict[Any, Call]) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import FlatParameter
 
 from strategies.base import StrategyError
@@ -32,7 +31,7 @@ from strategies.nested.tape import Call, Slot
 from strategies.nested.tickets import Ticket
 from strategies.regions.own_parameters import identities_of, of_other_parameters, weights_of
 from strategies.regions.rewind import RewoundCall, all_modules
-from strategies.regions.saved_tensors import Packed, hooks_around, packed_by, unpacked
+from strategies.regions.saved_tensors import Hooks, Packed, hooks_around, packed_by, packing
 
 _RANDOM = re.compile(
     "rand|drop|bernoulli|multinomial|normal|rrelu|attention|uniform|exponential|poisson|geometric|cauchy"
@@ -76,6 +75,7 @@ class TapeWriter(Listener):
         self._latest_path: Path = ()
         self._running: Call | None = None
         self._modes: Modes | None = None
+        self._hooks: Hooks | None = None
         self._tensors = NotedTensors()
         self._drawn = DrawnNumbers(devices if nest.preserve_rng_state else None)
         self._regions = OpenRegions(nest, model, devices, outer=outer, label=label, closed=self._closed)
@@ -89,8 +89,12 @@ class TapeWriter(Listener):
             StrategyError: the regions do not fit what it does.
         """
         self._regions.around = hooks_around()
-        with self.listening(), saved_tensors_hooks(self._pack, unpacked), _refusing_transforms():
-            yield
+        with self.listening(), packing(self._pack), _refusing_transforms():
+            self._hooks = hooks_around()
+            try:
+                yield
+            finally:
+                self._hooks = None  # which hold this writer
             with self.aside():
                 self._regions.settle(())
 
@@ -303,7 +307,7 @@ class TapeWriter(Listener):
         """Have autograd save as it does elsewhere, in a module of no region."""
         autograd = torch._C._autograd  # noqa: SLF001 (nothing public takes hooks away)
         hooks = hooks_around()
-        if hooks is None or hooks[0] != self._pack:
+        if hooks is None or hooks != self._hooks:
             yield
             return
         autograd._pop_saved_tensors_default_hooks()  # noqa: SLF001

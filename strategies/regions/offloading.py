@@ -6,7 +6,6 @@ gives to the pair around it: that of an enclosing checkpoint, of another region,
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +22,16 @@ from strategies.base import Observation, StrategyError
 from strategies.estimate.liveness import key_of
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.offload_kinds import OFFLOAD_KINDS, OffloadKind
-from strategies.regions.saved_tensors import Packed, hooks_around, kept, memory_of, moved, packed_by, unpacked
+from strategies.regions.saved_tensors import (
+    Packed,
+    hooks_around,
+    kept,
+    memory_of,
+    moved,
+    not_compiled,
+    packed_by,
+    unpacked,
+)
 from strategies.regions.versions import Version
 
 __all__ = ["HostLedger", "Offloading"]
@@ -187,12 +195,6 @@ class _Fresh:
 
 def _settle(pack: _Pack) -> None:
     pack.settle()
-
-
-def not_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what torch.compile calls as it is: no graph of its own begins there."""
-    dynamo = sys.modules.get("torch._dynamo")  # nobody compiles who has not imported it
-    return function if dynamo is None else dynamo.disable(function)
 
 
 class KeptStorages:

@@ -13,6 +13,7 @@ counts, so that a storage is freed with the last of them (`budget.eager.contents
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -20,6 +21,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.nested._internal.nested_tensor import NestedTensor
@@ -44,6 +46,22 @@ def hooks_around() -> Hooks | None:
     return hooks
 
 
+def unpacked(packed: Packed) -> Tensor:
+    """Return what was packed: the unpack hook of all that pack so."""
+    return packed()
+
+
+def packing(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor] = unpacked) -> saved_tensors_hooks:
+    """Return a scope in which `pack` takes what autograd saves, between graphs of compiled modules too."""
+    return saved_tensors_hooks(not_compiled(pack), unpack)
+
+
+def not_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what torch.compile calls as it is: no graph of its own begins there."""
+    dynamo = sys.modules.get("torch._dynamo")  # nobody compiles who has not imported it
+    return function if dynamo is None else dynamo.disable(function)
+
+
 @contextmanager
 def without_hooks() -> Iterator[None]:
     """Have autograd save tensors as they are within the scope, whatever hooks stand around it."""
@@ -64,11 +82,6 @@ def packed_by(hooks: Hooks | None, saved: Tensor) -> Packed:
         return kept(saved)
     pack, unpack = hooks
     return partial(unpack, pack(saved))
-
-
-def unpacked(packed: Packed) -> Tensor:
-    """Return what was packed: the unpack hook of all that pack so."""
-    return packed()
 
 
 def kept(saved: Tensor) -> Packed:

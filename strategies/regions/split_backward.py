@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import Node, saved_tensors_hooks
+from torch.autograd.graph import Node
 from torch.utils.checkpoint import GraphExecGroup
 
-from strategies.regions.saved_tensors import Packed, hooks_around, kept, packed_by, unpacked
+from strategies.regions.saved_tensors import Packed, hooks_around, kept, packed_by, packing
 
 
 def runs_again() -> bool:
@@ -56,7 +56,7 @@ def holding(run: Callable[..., Any], mode: str) -> Callable[..., Any]:
         def pack(saved: Tensor) -> Packed:
             return passes.ticket(packed_by(checkpoint, saved))
 
-        with saved_tensors_hooks(pack, unpacked):
+        with packing(pack):
             result = run(*args)
         passes.is_forward = False
         return result

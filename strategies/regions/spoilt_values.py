@@ -14,14 +14,14 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from strategies.estimate.liveness import key_of
+from strategies.estimate.patched import LeavesCompiled
 from strategies.estimate.tensors import plain_tensors, tensors_in, tensors_written
-from strategies.regions.saved_tensors import Packed, hooks_around, memory_of, packed_by, unpacked
+from strategies.regions.saved_tensors import Packed, hooks_around, memory_of, packed_by, packing
 from strategies.regions.versions import modified
 
 _aten = torch.ops.aten
@@ -46,7 +46,7 @@ class Past(NamedTuple):
     is_put_back: bool = False
 
 
-class SpoiltValues(TorchDispatchMode):
+class SpoiltValues(LeavesCompiled, TorchDispatchMode):
     """Follows what operators make of tensors that were written to.
 
     A kernel outside of the dispatcher may have read them, too: whatever it fills counts as made of them, and
@@ -79,7 +79,7 @@ class SpoiltValues(TorchDispatchMode):
         def pack(saved: Tensor) -> Packed:
             return packed_by(around, self.given(saved))
 
-        with self, saved_tensors_hooks(pack, unpacked):
+        with self, packing(pack):
             yield
 
     def given(self, saved: Tensor) -> Tensor:

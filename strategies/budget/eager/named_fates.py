@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
-from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import FSDPModule
 
 from strategies.base import Observation
@@ -29,7 +28,7 @@ from strategies.regions import blocks, region
 from strategies.regions.fates import EVERY_OPERATOR, Fate, Rules
 from strategies.regions.host_copies import HostLedger
 from strategies.regions.inner_units import gather, inner_units
-from strategies.regions.saved_tensors import Packed, unpacked
+from strategies.regions.saved_tensors import Packed, packing
 from strategies.step.memory_layout import dense_of
 from strategies.step.operator_facts import OperatorFacts, facts_of
 from strategies.step.ordered_mode import storage_of
@@ -137,7 +136,7 @@ class NamedBlock:
         self.place.ledger.begin_forward()
         tape = NamedTape(self)
         try:
-            with saved_tensors_hooks(tape.pack, unpacked), tape:
+            with packing(tape.pack), tape:
                 results = body(*args, **kwargs)
             tape.finish()
         finally:

@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
-from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import FSDPModule
 
 from strategies.base import Observation, StrategyError
@@ -25,7 +24,7 @@ from strategies.regions.inner_units import gathered_aside, inner_units
 from strategies.regions.recomputation import Recomputation
 from strategies.regions.region import Unobserved
 from strategies.regions.rewind import state_around
-from strategies.regions.saved_tensors import unpacked
+from strategies.regions.saved_tensors import packing
 from strategies.step.call_sizes import (
     FIRST_CALL,
     OTHER_OPERATORS,
@@ -256,7 +255,7 @@ class PlannedModule:
         try:
             tape.units = self._inner_units(module)
             around = nullcontext() if self.is_compiled else tape
-            with saved_tensors_hooks(tape.pack, unpacked), around, gathered_aside(tape.units, tape.aside):
+            with packing(tape.pack), around, gathered_aside(tape.units, tape.aside):
                 results = body(*args, **kwargs)
             self._require_planned(tape, is_as_found)
             if tape.waits and self.number < block.last:

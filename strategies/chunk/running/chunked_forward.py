@@ -40,9 +40,9 @@ from strategies.chunk.running.schedule_code import ScopeCode, lower
 from strategies.estimate.patched import outside_of_function_modes
 from strategies.regions.blocks import Chunked, plain_class, plain_named_modules, submodule, unwrapped
 from strategies.regions.disguise import disguise, disguised
-from strategies.regions.offloading import not_compiled
 from strategies.regions.recomputation import Recomputation
 from strategies.regions.rewind import noted_state, python_state_kept
+from strategies.regions.saved_tensors import not_compiled
 from strategies.tracing.guard import (
     Call,
     Guard,

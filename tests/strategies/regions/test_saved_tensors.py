@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 from strategies import Strategy
+from strategies.ac.budget import Budget
 from strategies.ac.full import Full
+from strategies.ac.modules import Modules
 from strategies.ac.nested import Nested
 from strategies.ac.offload import Offload
 from strategies.ac.selective_op import SelectiveOp
@@ -163,3 +166,87 @@ def test_nested_tensors_that_are_not_jagged_stay() -> None:
         model(values).square().sum().backward()
         gradients.append(values.grad)
     assert torch.equal(*gradients)  # type: ignore[arg-type]
+
+
+class Broken(nn.Module):
+    """What a compiler makes two graphs of, with operators between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.down(self.between(self.up(x).relu())).sigmoid()
+        return result
+
+    def between(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = torch.tanh(x) * x
+            torch._dynamo.graph_break()
+        return x
+
+
+class WithBroken(nn.Module):
+    """A block with a compiled module, and a buffer that no gradient needs."""
+
+    shift: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.inside = nn.LayerNorm(WIDTH), Broken()
+        self.register_buffer("shift", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x + self.inside(self.norm(x) + self.shift)
+        return result
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(WithBroken() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def trained(model: nn.Module, *, writes: bool = False) -> list[Tensor | None]:
+    """Return the gradients of a step with compiled modules, which may write to a buffer before backward."""
+    torch._dynamo.reset()
+    counters.clear()
+    for layer in model.get_submodule("layers").children():
+        layer.get_submodule("inside").compile(backend="aot_eager")
+    x = torch.sin(torch.arange(4.0 * WIDTH)).view(4, WIDTH).requires_grad_()
+    loss = model(x).square().sum()
+    if writes:
+        model.get_buffer("layers.1.shift").add_(1.0)
+    loss.backward()
+    return [x.grad, *(each.grad for each in model.parameters())]
+
+
+PACKING: dict[str, Strategy] = {
+    **{name: each for name, each in VARIANTS.items() if "reentrant" not in name},  # with graphs for no_grad
+    "modules": Modules(layers_fqn="layers", recompute=("norm",), discard=("inside.up",)),
+    "budget": Budget(layers_fqn="layers", fraction=0.97),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of Dynamo, which hides it
+@pytest.mark.parametrize("strategy", PACKING.values(), ids=PACKING)
+def test_no_compiler_records_what_packs_between_graphs(strategy: Strategy) -> None:
+    expected = trained(Stack())
+    of_the_model = counters["frames"]["total"]
+    assert all(map(torch.equal, trained(strategy.apply(Stack())), expected))  # type: ignore[arg-type]
+    assert counters["frames"]["total"] == of_the_model
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of Dynamo, which hides it
+def test_what_was_written_to_is_followed_through_compiled_modules() -> None:
+    expected = trained(Stack(), writes=True)
+    nested = trained(VARIANTS["nested"].apply(Stack()), writes=True)  # which keeps the block's result
+    assert all(map(torch.equal, nested, expected))  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match=r"inplace operation: 'layers\.1\.shift'"):
+        trained(VARIANTS["full"].apply(Stack()), writes=True)
