@@ -23,6 +23,12 @@ _VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default})  # noqa: SL
 _AWAITED = torch.ops._c10d_functional._wrap_tensor_autograd.default  # noqa: SLF001 (its name)
 _WAIT = torch.ops._c10d_functional.wait_tensor.default  # noqa: SLF001 (as above)
 _DEVICE = torch.ops.prim.device.default
+_NORMS = {
+    _aten.native_layer_norm.default: 2,
+    _aten.native_group_norm.default: 1,
+    _aten.native_batch_norm.default: 1,
+}
+"""Norms, with the place of their weight among the arguments."""
 _ALIGNED_BYTES = 16
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -37,6 +43,7 @@ class Fakes(FakeTensorMode):
     * What a recurrent layer keeps for its backward has a size.
     * What a collective gives is waited for when it is used, and lies where the collective has put it.
     * The gradient of a layer norm's input is contiguous, whatever the layout of that of its output.
+    * A norm on a CPU keeps its statistics in the dtype of its weight, which autocast leaves in float32.
     """
 
     def __torch_dispatch__(
@@ -86,9 +93,21 @@ class Fakes(FakeTensorMode):
         if func is _aten.native_layer_norm_backward.default and result[0] is not None:
             with self:
                 return torch.empty_like(result[0], memory_format=torch.contiguous_format), *result[1:]
+        if func in _NORMS and args[0].device.type == "cpu":
+            return self._with_statistics(args[_NORMS[func]], *result)
+        if func is _aten.native_group_norm_backward.default and result[0] is not None:
+            with self:
+                return result[0].to(args[0].dtype), *result[1:]
         if isinstance(result, Tensor) and _has_one(result.shape) and promoted_numbers(func, args):
             return self._beside_a_number(func, args, result)
         return result
+
+    def _with_statistics(self, weight: Tensor | None, result: Tensor, *statistics: Tensor) -> Any:
+        """Return what a norm gives, with its statistics as its kernel keeps them."""
+        if weight is None:
+            return result, *statistics
+        with self:
+            return result, *(each.to(weight.dtype) for each in statistics)
 
     def _beside_a_number(self, func: Any, args: Sequence[Any], result: Tensor) -> Tensor:
         x, *others = (each for each in args if isinstance(each, Tensor))

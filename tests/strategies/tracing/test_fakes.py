@@ -23,7 +23,12 @@ _WATCHED = frozenset(
         torch.ops.aten.div.Tensor,
         torch.ops.aten.div.Tensor_mode,
         torch.ops.aten._grouped_mm.default,
+        torch.ops.aten.native_layer_norm.default,
         torch.ops.aten.native_layer_norm_backward.default,
+        torch.ops.aten.native_group_norm.default,
+        torch.ops.aten.native_group_norm_backward.default,
+        torch.ops.aten.native_batch_norm.default,
+        torch.ops.aten.native_batch_norm_backward.default,
         torch.ops.aten.mkldnn_rnn_layer.default,
     }
 )
@@ -68,6 +73,15 @@ def _gradient_of_a_norm(x: Tensor) -> Tensor:
     return gradient
 
 
+def _norms_within_autocast(x: Tensor) -> Tensor:
+    x = x.bfloat16().requires_grad_()
+    picture = x.mT.contiguous()
+    results = torch.nn.LayerNorm(D)(x), torch.nn.GroupNorm(2, D)(picture), torch.nn.BatchNorm1d(D)(picture)
+    total = torch.stack([each.float().sum() for each in results]).sum()
+    total.backward()  # type: ignore[no-untyped-call]
+    return total
+
+
 _LAYER = torch.nn.LSTM(D, D, batch_first=True)
 
 
@@ -77,7 +91,15 @@ def _recurrent(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "body", [_picture_of_one, _picture_over_a_number, _experts, _gradient_of_a_norm, _recurrent]
+    "body",
+    [
+        _picture_of_one,
+        _picture_over_a_number,
+        _experts,
+        _gradient_of_a_norm,
+        _norms_within_autocast,
+        _recurrent,
+    ],
 )
 def test_layouts_are_those_with_data(body: Callable[[Tensor], Tensor]) -> None:
     with _Layouts() as expected:
