@@ -130,7 +130,7 @@ class BlockProgram:
             known = len(found)
             for unit in reversed(self.units):
                 several = {each for each in unit.makes if each in often and self.nbytes[each] > least}
-                if several and unit.may_run_often:
+                if several and unit.is_repeatable:
                     found |= several
                     often.update(unit.reads if is_chain else ())
         return frozenset() if self.asks_in_forward else frozenset(found) - self.pinned
@@ -142,7 +142,7 @@ class BlockProgram:
         None where forward itself goes backward, as of `fleeting`.
         """
         least = _SMALLEST_FLEETING * max(self.nbytes, default=0)
-        units = [unit for unit in self.units if unit.may_run_often and len(unit.operators) == 1]
+        units = [unit for unit in self.units if unit.is_repeatable and len(unit.operators) == 1]
         found = {each for unit in units for each in unit.makes if self.nbytes[each] > least}
         return frozenset() if self.asks_in_forward else frozenset(found) - self.pinned - self.older
 

@@ -348,9 +348,11 @@ class Simulation:
         if schedules.has_tape and (self._program.random_units or self._call.passing):
             self._hold_operators()
         self._second = list(self._run_second()) if schedules.second is not None else []
-        for request in schedules.requests.values():
+        drawn = Sets()  # random units that run for a later request
+        for request in reversed(schedules.requests.values()):
             if request.units or request.fetched:
-                self._run_request(request)
+                self._run_request(request, drawn)
+                join(drawn, {unit: request.units.get(unit, 0) for unit in self._program.random_units})
         for until, storage, among in schedules.released:
             self._gain(until + 1, -self._sizes[storage], among)
         self._count_work()
@@ -482,8 +484,13 @@ class Simulation:
         stays = {s: there[s] | reads.get(s, 0) for s in makes}
         yield from self._run(0, _Running(units, stays, freed, {}, stashed))
 
-    def _run_request(self, request: Request) -> None:
-        """Follow the bytes while the units of a request run, between its moment and the next."""
+    def _run_request(self, request: Request, stashed: Sets) -> None:
+        """Follow the bytes while the units of a request run, between its moment and the next.
+
+        Args:
+            request: the request.
+            stashed: as of `_Running`.
+        """
         copied, later, freed = self._schedules.copied, self._later, self._freed
         stays = {
             each: among & (later.get(each, 0) | copied.get(each, 0)) for each, among in request.made.items()
@@ -493,7 +500,7 @@ class Simulation:
             for each, among in request.last_read.items()
         }
         at = 2 * request.moment + 1
-        self._rows += self._run(at, _Running(request.units, stays, ending, request.fetched, {}))
+        self._rows += self._run(at, _Running(request.units, stays, ending, request.fetched, stashed))
         self._rows += _around(request.moment)
 
     def _run(self, at: int, running: _Running) -> Iterator[_Row]:

@@ -58,11 +58,6 @@ class Unit:
     random_states: int
     is_repeatable: bool
 
-    @property
-    def may_run_often(self) -> bool:
-        """True if it may run several times: it draws no random numbers."""
-        return self.is_repeatable and not self.random_states
-
 
 class Run:
     """Units that run one after the other, for a request of backward or in the second forward of a group.

@@ -84,7 +84,8 @@ class ByHand:
             superfluous = made - ((later | self.copied) & each.made)
             ending = (freed | self.copied) & each.last_read
             moment = self.call.asked[index]
-            peaks[moment], live = self._while(each.units, superfluous, ending, each.fetched, [])
+            later_units = [unit for number, one in self.asked.items() if number > index for unit in one.units]
+            peaks[moment], live = self._while(each.units, superfluous, ending, each.fetched, later_units)
             gains[moment + 1] += live
         for until, storage in self.released:
             gains[until + 1] -= self.program.sizes[storage]
