@@ -18,6 +18,7 @@ from math import inf, isfinite
 from strategies.budget.planning.block_options import CallOptions, Option
 from strategies.budget.planning.block_program import BlockProgram, PlannedCall, planned_call
 from strategies.budget.planning.simulation import Decision
+from strategies.budget.planning.units import Run
 from strategies.step.step_graph import BlockCall, StepGraph, StepOperator, is_written
 
 _MOST_BLOCKS, _MOST_UNITS = 8, 160
@@ -147,12 +148,21 @@ def _in_chain(
 
 
 def _price(program: BlockProgram, storage: int) -> float:
-    """Return the FLOPs that a byte costs to make of what autograd saves otherwise; endless if none may."""
-    made = program.runs.making(*map(program.runs.bits_of, ([storage], program.saved - {storage})))
-    units = [program.units[unit] for unit in made]
+    """Return the FLOPs that a byte costs to make of what autograd saves otherwise; endless if none may.
+
+    None, where it follows without FLOPs from that and from fewer bytes that can be kept in its place.
+    """
+    runs, wanted = program.runs, program.runs.bits_of([storage])
+    saved = runs.bits_of(program.saved - {storage})
+    units = [program.units[unit] for unit in runs.making(wanted, saved)]
     is_lasting = storage in program.pinned | program.older
     if is_lasting or not all(unit.is_repeatable for unit in units):
         return inf
+    if not units[-1].flops:
+        costly = runs.bits_of(each for unit in units if unit.flops for each in unit.makes)
+        free = Run(runs, runs.making(wanted, saved | costly))
+        if sum(map(program.nbytes_of, runs.storages_in(free.reads & costly))) < program.nbytes[storage]:
+            return 0.0
     return sum(unit.flops for unit in units) / sum(step.made_bytes for step in units[-1].steps)
 
 

@@ -31,6 +31,21 @@ def handing_on_what_is_saved() -> list[nn.Module]:
     return [nn.Sequential(linear(a, b), nn.Tanh()) for a, b in ((16, 32), (32, 64), (64, 128))]
 
 
+class Growing(nn.Module):
+    """Adds a few channels to those that it reads, of a value that is dear to make, and small."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(linear(width, 128), nn.ReLU(), linear(128, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, self.body(x)], -1)
+
+
+def handing_on_what_follows_from_less() -> list[nn.Module]:
+    return [Growing(16 + 4 * number) for number in range(3)]
+
+
 class Between(Blocks):
     """Writes to what blocks hand on."""
 
@@ -58,6 +73,9 @@ def chains_of(graph: StepGraph) -> list[tuple[int, int]]:
     [
         pytest.param(lambda: graph_of(handing_on_what_is_free()), [(0, 3), (0, 2)], id="free"),
         pytest.param(lambda: graph_of(handing_on_what_is_saved()), [(0, 3), (0, 2)], id="saved"),
+        pytest.param(
+            lambda: graph_of(handing_on_what_follows_from_less()), [(0, 3), (0, 2)], id="follows from less"
+        ),
         pytest.param(lambda: captured(Gated(), torch.randn(2, 8, 16)), [], id="dearer than all of a block"),
         pytest.param(lambda: graph_of(handing_on_what_is_free(), Between), [], id="written to between"),
     ],
@@ -68,7 +86,9 @@ def test_blocks_are_a_chain_where_it_gains_something(
     assert chains_of(graph()) == found
 
 
-@pytest.mark.parametrize("blocks", [handing_on_what_is_free, handing_on_what_is_saved])
+@pytest.mark.parametrize(
+    "blocks", [handing_on_what_is_free, handing_on_what_is_saved, handing_on_what_follows_from_less]
+)
 @pytest.mark.parametrize("span", [(0, 2), (1, 3), (0, 3)])
 def test_a_plain_chain_holds_what_its_blocks_hold_alone(
     blocks: Callable[[], list[nn.Module]], span: tuple[int, int]
