@@ -210,6 +210,27 @@ class CallOptions:
         owned = frozenset(-1 - number for number, storage in outer if storage not in held)
         return self._simulation(schedules_of(self.call, decision), owned).effect(0)
 
+    def beside(self, options: Sequence[Option], held: AbstractSet[int]) -> list[Option]:
+        """Return options with the bytes that they take where other blocks hold some storages longer.
+
+        Args:
+            options: some of this call.
+            held: numbers of these storages in the step.
+        """
+        outer = enumerate(self.call.outer_storages)
+        owned = frozenset(-1 - number for number, storage in outer if storage not in held)
+        taped = [each for each in options if not (each.decision.is_plain or each.decision.is_rerun)]
+        found = [each for each in options if each.decision.is_plain or each.decision.is_rerun]
+        for start in range(0, len(taped), _MOST_TOGETHER):
+            part = taped[start : start + _MOST_TOGETHER]
+            fates = [_fates_of(self.call.program, each.decision) for each in part]
+            rows = self.highest(self._simulation(Schedules(self.call, fates), owned))
+            found += [
+                replace(each, forward_bytes=forward, left_bytes=left, backward_bytes=backward)
+                for each, forward, left, backward in zip(part, *(row.tolist() for row in rows), strict=True)
+            ]
+        return found
+
     def _simulation(self, schedules: Schedules, owned: frozenset[int] | None = None) -> Simulation:
         return Simulation(
             schedules,

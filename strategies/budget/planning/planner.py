@@ -351,13 +351,52 @@ class Planner:
             budgets = [int(share * budget_bytes) for share in _NEARBY]
             nearby = (self._cheapest(each, stages, spans, self._host_bytes) or () for each in budgets)
             self._extend(stages, spans, [*least, *(each for chosen in nearby for each in chosen)], tried)
-            found = min(
-                self._all_within(budget_bytes, stages, spans, enough), key=self._cost_of_choice, default=least
-            )
+            found = self._sought(least, stages, spans, budget_bytes, enough)
             if self._cost_of_choice(found) >= self._cost_of_choice(least):
                 break
             least = found
         return self._found_by_breeding(least, stages, spans, budget_bytes)
+
+    def _sought(
+        self,
+        least: list[Chosen],
+        stages: Sequence[Stage],
+        spans: Sequence[Span],
+        budget_bytes: int,
+        enough: float,
+    ) -> list[Chosen]:
+        """Return the cheapest of a choice, and of those that keep the budget.
+
+        Also where what others hold, as this choice says, takes no bytes of who reads it.
+        """
+        found = [least, *self._all_within(budget_bytes, stages, spans, enough)]
+        if shared := self._beside_chosen(least, stages, spans):
+            found += self._all_within(budget_bytes, *shared, enough)
+        return min(found, key=self._cost_of_choice)
+
+    def _beside_chosen(
+        self, chosen: Sequence[Chosen], stages: Sequence[Stage], spans: Sequence[Span]
+    ) -> tuple[list[Stage], list[Span]] | None:
+        """Return stages and spans with the bytes of options beside what earlier chosen ones hold.
+
+        `None` where nobody reads what these hold.
+        """
+        own, around = list(stages), list(spans)
+        holds = [(each.start, each.effect.holds.keys()) for each in chosen]
+
+        def beside(stage: Stage, start: int, caller: CallOptions) -> Stage:
+            held = {storage for at, storages in holds if at < start for storage in storages}
+            held.intersection_update(caller.call.outer_storages)
+            is_open = held and len(stage.options) > 1  # else nothing is decided about it
+            return replace(stage, options=caller.beside(stage.options, held)) if is_open else stage
+
+        for start, stage in enumerate(stages):
+            own[start] = beside(stage, start, self._callers[self._call_of(start)])
+        for number, caller in self._chains.items():
+            chain = spans[number]
+            assert isinstance(chain, Chained), "chains come first"
+            around[number] = replace(chain, stage=beside(chain.stage, chain.start, caller))
+        return None if own == list(stages) and around == list(spans) else (own, around)
 
     def _found_by_breeding(
         self, least: list[Chosen], stages: list[Stage], spans: list[Span], budget_bytes: int
@@ -371,8 +410,7 @@ class Planner:
         while self._cost_of_choice(least) > enough and in_vain < _IN_VAIN:
             near = self._bred(least, stages, spans, chance, budget_bytes)
             self._enter(stages, spans, near)
-            found = self._all_within(budget_bytes, stages, spans, 0.0)
-            before, least = least, min([least, *found], key=self._cost_of_choice)  # options are thinned
+            before, least = least, self._sought(least, stages, spans, budget_bytes, 0.0)
             spared = self._cost_of_choice(before) - self._cost_of_choice(least)
             in_vain = 0 if spared > _SPARED * self.step_flops else in_vain + 1
         return least, stages, spans

@@ -485,3 +485,49 @@ def test_what_several_blocks_hold_counts_once(make: Callable[[], WithBlocks], ke
     enclose(plan, blocks)
     model.zero_grad()
     assert measured_peak_bytes(model, [x], step_of(model, x)) == whole._peak_bytes(chosen)
+
+
+class Fields(WithBlocks):
+    """A field of points: a layer in the middle reads the points once more, so that two layers hold them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(Field(2 * WIDTH if number == 2 else WIDTH) for number in range(4))
+        self.points = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = points = self.points(x)
+        for number, block in enumerate(self.layers):
+            h = block(h, points if number == 2 else None)
+        outputs: Tensor = h
+        return outputs
+
+
+class Field(nn.Module):
+    """A linear and a ReLU, maybe of the points beside what is handed on."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, WIDTH)
+
+    def forward(self, h: Tensor, points: Tensor | None) -> Tensor:
+        outputs: Tensor = self.inner(h if points is None else torch.cat([h, points], -1)).relu()
+        return outputs
+
+
+def test_what_others_hold_is_free_to_read_again() -> None:
+    model, x = Fields(), torch.randn(16, 32, WIDTH)
+    found = Planner(captured(model, x))
+    joined = x.numel() * 2 * x.element_size()
+    plan = found.plan(found.plain_peak_bytes - joined // 4)
+    assert plan.extra_flops == 0
+    step_of(model, x)()
+    expected = [each.grad for each in model.parameters()]
+    planned = Fields()
+    enclose(plan, ModelModules(blocks=planned.blocks))
+    assert measured_peak_bytes(planned, [x], step_of(planned, x)) == plan.predicted_peak_bytes
+    for one, other in zip(expected, planned.parameters(), strict=True):
+        assert one is not None
+        assert other.grad is not None
+        assert torch.equal(one, other.grad)
