@@ -15,7 +15,7 @@ import pickle
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 
 from hydra.core.config_loader import ConfigLoader
@@ -59,57 +59,61 @@ def compose_all(
         return bool(loader.get_group_options(name, config_name=command.job.config_name, overrides=own))
 
     @cache
+    def own_values(keys: Sequence[str]) -> set[str]:
+        return _own_values(keys, is_group)
+
+    @cache
     def pickled(lines: Sequence[str]) -> bytes:
         config = loader.load_sweep_config(master, list(lines))
         with open_dict(config):
             del config["hydra"]
         return pickle.dumps(config)  # a deepcopy for each point takes 7 times as long
 
-    def composed(lines: Sequence[str]) -> DictConfig:
-        config: DictConfig = pickle.loads(pickled(tuple(lines)))  # noqa: S301 (our own)
-        return config
-
-    def point(lines: Sequence[str]) -> DictConfig:
+    def point(lines: Sequence[str], plain: Collection[str]) -> DictConfig:
         """Return the configuration of a point.
 
-        Its plain values are set on one that is composed without them.
+        Args:
+            plain: lines whose values are set on a configuration that is composed without them, if it has a
+                place for each of them; the others are composed.
         """
-        overrides = [parsed(line) for line in lines]
-        keys = [override.key_or_group for override in overrides]
-        values = {
-            line: override
-            for line, override in zip(lines, overrides, strict=True)
-            if _is_value(override)
-            and not is_group(override.key_or_group)
-            and not any(
-                _overlap(override.key_or_group, key) and not ("." not in key and is_group(key))
-                for key in _others(keys, override.key_or_group)
-            )
-        }
-        config = composed([line for line in lines if line not in values])
-        for override in values.values():
-            *path, name = override.key_or_group.split(".")
-            holder = _holder(config, path)
-            if holder is None or not _is_replaced(holder, name):
-                return composed(lines)
-            holder[name] = override.value()
+        composed = tuple(line for line in lines if line not in plain)
+        config: DictConfig = pickle.loads(pickled(composed))  # noqa: S301 (our own)
+        taken = {parsed(line).key_or_group.rpartition(".")[0] for line in composed}
+        places = {line: _place(config, parsed(line), taken) for line in plain}
+        if None in places.values():
+            return point(lines, [line for line, holder in places.items() if holder is not None])
+        for line, holder in places.items():
+            assert holder is not None, "it is none of those"
+            with open_dict(holder):
+                holder[parsed(line).key_or_group.rpartition(".")[2]] = parsed(line).value()
         return config
 
     is_due = _clock(len(points), lambda: pickled.cache_info().misses)
     configs = []
     for lines in points:
-        configs.append(point(lines))
+        own = own_values(tuple(parsed(line).key_or_group for line in lines))
+        plain = [line for line in lines if parsed(line).key_or_group in own and _is_value(parsed(line))]
+        configs.append(point(lines, plain))
         if is_due():
             sys.stderr.write(f"acbench: composed {len(configs):,} of {len(points):,} points\n")
     return configs
 
 
-def _is_replaced(holder: DictConfig, name: str) -> bool:
-    """Return whether a value takes the place of what stands there, as Hydra would have it."""
+def _place(config: DictConfig, override: Override, taken: Collection[str]) -> DictConfig | None:
+    """Return the mapping in which Hydra would put a value; `None` where Hydra must do that itself.
+
+    Args:
+        taken: paths of mappings to which other overrides of the point may add, in their order.
+    """
+    path, _, name = override.key_or_group.rpartition(".")
+    holder = _holder(config, path.split(".") if path else [])
+    if holder is None:
+        return None
+    if name not in holder:
+        return holder if override.type is OverrideType.FORCE_ADD and path not in taken else None
     # what an interpolation stands for may be missing
-    return name in holder and (
-        OmegaConf.is_interpolation(holder, name) or isinstance(holder[name], _REPLACED)
-    )
+    is_replaced = OmegaConf.is_interpolation(holder, name) or isinstance(holder[name], _REPLACED)
+    return holder if is_replaced else None
 
 
 def _clock(count: int, composed: Callable[[], int]) -> Callable[[], bool]:
@@ -126,6 +130,19 @@ def _clock(count: int, composed: Callable[[], int]) -> Callable[[], bool]:
         return True
 
     return is_due
+
+
+def _own_values(keys: Sequence[str], is_group: Callable[[str], bool]) -> set[str]:
+    """Return the keys of a point that name no group and that no other one touches but choices of groups."""
+
+    def touches(key: str, other: str) -> bool:
+        return _overlap(key, other) and not ("." not in other and is_group(other))
+
+    return {
+        key
+        for key in keys
+        if not is_group(key) and not any(touches(key, other) for other in _others(keys, key))
+    }
 
 
 def _others(keys: Sequence[str], key: str) -> list[str]:

@@ -123,9 +123,9 @@ def test_a_search_path_of_the_command(user_dir: Path) -> None:
         compose_all(loader, master, [["batch_size=large"]])
 
 
-def test_points_that_differ_in_values_are_composed_once(
-    loader: ConfigLoaderImpl, master: DictConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def composed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Return the overrides of each composition by Hydra from now on."""
     composed: list[list[str]] = []
     by_hydra = ConfigLoaderImpl.load_sweep_config
 
@@ -134,6 +134,12 @@ def test_points_that_differ_in_values_are_composed_once(
         return by_hydra(self, master, overrides)
 
     monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", load_sweep_config)
+    return composed
+
+
+def test_points_that_differ_in_values_are_composed_once(
+    loader: ConfigLoaderImpl, master: DictConfig, composed: list[list[str]]
+) -> None:
     points = [
         [f"ac={ac}", f"seed={seed}", f"name=s{seed}", f"++model.dropout=0.{seed}"]
         for seed in range(3)
@@ -144,6 +150,24 @@ def test_points_that_differ_in_values_are_composed_once(
         (ac, seed, f"s{seed}", seed / 10) for seed in range(3) for ac in ("none", "full")
     ]
     assert composed == [["ac=none"], ["ac=full"]]
+
+
+def test_options_that_a_choice_lacks_are_set_on_one_composed_point(
+    loader: ConfigLoaderImpl, master: DictConfig, composed: list[list[str]]
+) -> None:
+    points = [[f"ac={ac}", f"++ac.fraction=0.{tenths}"] for ac in ("full", "budget") for tenths in range(3)]
+    configs = compose_all(loader, master, points)
+    assert [config.ac.fraction for config in configs] == [0.0, 0.1, 0.2] * 2
+    assert composed == [["ac=full"], ["ac=budget"]]
+
+
+def test_a_value_that_hydra_must_place_leaves_the_others_plain(
+    loader: ConfigLoaderImpl, master: DictConfig, composed: list[list[str]]
+) -> None:
+    points = [["ac=mine", "++ac.whole.added=2", f"seed={seed}"] for seed in range(3)]
+    configs = compose_all(loader, master, points)
+    assert [(config.ac.whole.added, config.seed) for config in configs] == [(2, 0), (2, 1), (2, 2)]
+    assert composed == [["ac=mine"], ["ac=mine", "++ac.whole.added=2"]]
 
 
 @pytest.mark.parametrize(
@@ -162,6 +186,15 @@ def test_points_that_differ_in_values_are_composed_once(
         pytest.param(["ac=budget", "++ac.fraction=0.5"], id="an added value that is there"),
         pytest.param(["ac=full", "++ac.fraction=0.5"], id="an added value"),
         pytest.param(["~ac", "ac.name=full"], id="a value of a group that is gone"),
+        pytest.param(["ac=full", "++ac.b=1", "++ac.a=2", "seed=5"], id="added values in their order"),
+        pytest.param(["++ac.b=1", "++ac.a={c: 2}", "seed=5"], id="a value that is added before a mapping"),
+        pytest.param(["++ac.b={c: 2}", "++ac.a=1", "seed=5"], id="a value that is added after a mapping"),
+        pytest.param(["++ac.b=1", "++ac.b.c=2", "seed=5"], id="a value that is added inside another"),
+        pytest.param(["++b=1", "++a=2", "model.dropout=0.1"], id="values that are added at the top"),
+        pytest.param(
+            ["ac=mine", "++ac.whole.added=2", "seed=5"], id="a value that is added to another group"
+        ),
+        pytest.param(["seed=5", "sed=1", "ac.sed=2"], id="a value next to unknown ones"),
     ],
 )
 def test_values_inside_groups_are_what_hydra_composes(
