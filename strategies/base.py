@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -521,6 +522,9 @@ def take_names(strategy: Any, where: str, kind: str) -> None:
     object.__setattr__(strategy, name, tuple(given))
 
 
+_type_hints = cache(get_type_hints)
+
+
 def check_simple_fields(group: str, strategy: Any) -> None:
     """Refuse a value whose type is not the declared one, in fields of `bool`, `int`, `str` and `None`.
 
@@ -531,7 +535,7 @@ def check_simple_fields(group: str, strategy: Any) -> None:
     Raises:
         StrategyError: naming the first such field; a `bool` is no `int`.
     """
-    hints = get_type_hints(type(strategy))
+    hints = _type_hints(strategy.__class__)
     for each in fields(strategy):
         hint = hints[each.name]
         accepted = get_args(hint) if isinstance(hint, UnionType) else (hint,)

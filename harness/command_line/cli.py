@@ -178,16 +178,19 @@ def _hasten_exit() -> None:
 
 
 def point(
-    config: DictConfig,
+    fields: Mapping[str, Any],
+    hardware: Hardware | None,
     launcher: Launcher | None,
     preflight: Preflight,
     *,
     swept: Mapping[str, set[str]] | None = None,
     search: Search = searched_here,
 ) -> Point:
-    """Return the point that `config` describes; a refusal is kept in it, because other points can run.
+    """Return the point that `fields` describe; a refusal is kept in it, because other points can run.
 
     Args:
+        fields: what `experiment_fields` returned.
+        hardware: what the time of its step is predicted for; `None` predicts none.
         launcher: launcher of the command; it refuses a mesh that it cannot run. `None`: nothing runs, so any
             mesh will do, and `ac=budget` without a number asks for what is usable of the hardware.
         preflight: checks of the command, which look at the model.
@@ -195,10 +198,8 @@ def point(
             no sweep.
         search: looks for the blocks of a model.
     """
-    fields = experiment_fields(config)
     if swept is not None:
         fields = without_idle_options(fields, swept)
-    hardware = hardware_of(config)
     if launcher is None:
         fields = within_usable(fields, hardware)
     experiment: Experiment | None = None
@@ -274,10 +275,11 @@ def _run_sweep(
     elsewhere = _elsewhere(chosen, agent)
     preflight = _preflight(chosen, launcher, elsewhere)
     here = None if _command.get().act == "predict" else launcher
-    swept = swept_variants(map(experiment_fields, told(configs, "reading", "points")))
+    read = [(experiment_fields(each), hardware_of(each)) for each in told(configs, "reading", "points")]
+    swept = swept_variants(fields for fields, _ in read)
     points = [
-        point(each, here, preflight, swept=swept, search=elsewhere.blocks)
-        for each in told(configs, "checking", "points")
+        point(*each, here, preflight, swept=swept, search=elsewhere.blocks)
+        for each in told(read, "checking", "points")
     ]
     if not launcher.uses_agent:
         agent.close()
@@ -286,7 +288,7 @@ def _run_sweep(
         raise hopeless[0]
     if _command.get().act == "run":
         _require_a_sound_point(points)
-    _act(list(zip(points, map(hardware_of, configs), strict=True)), chosen, launcher, agent)
+    _act([(each, each.hardware) for each in points], chosen, launcher, agent)
     if chosen.run.judge:
         _judge(list(zip(configs, points, strict=True)), chosen, launcher)
     result = _command.get().result
@@ -309,9 +311,10 @@ def _judge(points: Sequence[tuple[DictConfig, Point]], chosen: Settings, launche
         preflight = _preflight(chosen, launcher, elsewhere)
         plans = []
         for label, config in judges:
-            plan = point(config, launcher, preflight, search=elsewhere.blocks)
+            fields, hardware = experiment_fields(config), hardware_of(config)
+            plan = point(fields, hardware, launcher, preflight, search=elsewhere.blocks)
             if plan.refusal is None:
-                plans.append((plan, hardware_of(config)))
+                plans.append((plan, hardware))
             else:
                 _tell(f"judge: no plan next to {label}: {plan.refusal}")
         if not plans:
@@ -352,10 +355,11 @@ def _run_single(config: DictConfig, hydra_config: HydraConf) -> None:
         anywhere = _command.get().act == "predict"
         elsewhere = _elsewhere(chosen, agent)
         preflight = _preflight(chosen, here, elsewhere)
-        only = point(config, None if anywhere else here, preflight, search=elsewhere.blocks)
+        fields, hardware = experiment_fields(config), hardware_of(config)
+        only = point(fields, hardware, None if anywhere else here, preflight, search=elsewhere.blocks)
         if only.refusal is not None:
             raise only.refusal
-        _act([(only, hardware_of(config))], chosen, here, agent)
+        _act([(only, hardware)], chosen, here, agent)
 
 
 def _act(

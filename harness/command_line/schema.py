@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from harness.command_line.unknown_option import suggestion, unknown_option
 from harness.errors import ConfigError, require_at_least, require_at_most
@@ -108,7 +108,7 @@ def experiment_fields(config: DictConfig) -> dict[str, Any]:
     return _plain(config, names)
 
 
-def within_usable(fields: dict[str, Any], hardware: Hardware | None) -> dict[str, Any]:
+def within_usable(fields: Mapping[str, Any], hardware: Hardware | None) -> Mapping[str, Any]:
     """Return `fields`, in which `ac=budget` without a number asks for what is usable of `hardware`."""
     ac = fields["ac"]
     is_asked = isinstance(ac, Mapping) and ac.get("name") == "budget"
@@ -356,7 +356,8 @@ def _setting_names() -> list[str]:
 
 def _plain(config: DictConfig, names: Iterable[str]) -> dict[str, Any]:
     """Return the resolved values of `names`; what has no value yet stays `???`, for `_typed` to name."""
-    removed = [name for name in names if name not in config]
+    present = config.keys()
+    removed = [name for name in names if name not in present]
     if removed:
         problem = "cannot be deleted: every experiment needs it"
         raise ConfigError(removed[0], f"{problem}; remove '~{removed[0]}' from the command")
@@ -367,10 +368,14 @@ def _plain(config: DictConfig, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _resolved(config: DictConfig, name: str) -> Any:
-    if OmegaConf.is_missing(config, name):
+    try:
+        value = config[name]
+    except MissingMandatoryValue:
         return _MISSING
-    value = config[name]
-    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+    if not OmegaConf.is_config(value):
+        return value
+    plain = OmegaConf.to_container(value)
+    return OmegaConf.to_container(value, resolve=True) if "${" in repr(plain) else plain  # which takes longer
 
 
 def _choose(group: str, key: str, registry: Mapping[str, type[Any]], node: Any) -> Any:
@@ -393,15 +398,22 @@ def _construct(where: str, cls: type[Any], values: Any, chosen: str | None = Non
 
 def _typed(where: str, cls: Any, values: Mapping[str, Any], chosen: str | None = None) -> dict[str, Any]:
     """Return `values` with the types `cls` declares; lists become tuples, because experiments are frozen."""
+    return copy.deepcopy(_typed_once(where, cls, _Written(text=repr(values), value=values), chosen))
+
+
+@functools.lru_cache(maxsize=4096)
+def _typed_once(where: str, cls: Any, written: _Written, chosen: str | None) -> dict[str, Any]:
+    """Return what `_typed` returns, not to be written to: points of a sweep share most of their groups."""
+    values = written.value
     types = {field.name: str(field.type) for field in dataclasses.fields(cls)}
     prefix = f"{where}." if where else ""
     for name in values:
         if name not in types:
             raise unknown_option(f"{prefix}{name}", list(types), chosen)
-    found = copy.deepcopy(_defaults(cls))
+    found = dict(_defaults(cls))
     for name, value in values.items():
         try:
-            found[name] = copy.deepcopy(_converted(cls, name, _Written(text=repr(value), value=value)))
+            found[name] = _converted(cls, name, _Written(text=repr(value), value=value))
         except OmegaConfBaseException as error:
             problem = f"must be {_in_words(types[name])}, got {value!r}"
             raise ConfigError(f"{prefix}{name}", problem) from error

@@ -6,6 +6,7 @@ Modules shared by families are in `parts/`.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 from types import ModuleType
@@ -13,6 +14,7 @@ from types import ModuleType
 from harness.models.base import Batch, LanguageModelSpec, ModelSpec
 
 
+@functools.cache
 def families() -> dict[str, type[ModelSpec]]:
     """Return `{family: its one ModelSpec class}`, sorted by family.
 

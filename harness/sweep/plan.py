@@ -73,7 +73,9 @@ def finished_before(store: Store, launcher: Launcher, *, rerun: bool) -> Callabl
     address = _addresses(launcher)
 
     def is_done(experiment: Experiment) -> bool:
-        return not rerun and _record(store, trial_id(experiment.to_dict()), address(experiment)) is not None
+        if rerun or not store.root.is_dir():  # a new sweep, whose points need not be addressed
+            return False
+        return _record(store, trial_id(experiment.to_dict()), address(experiment)) is not None
 
     return is_done
 

@@ -16,7 +16,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from harness.command_line import cli, hydra_words
-from harness.command_line.schema import settings, swept_variants
+from harness.command_line.schema import experiment_fields, hardware_of, settings, swept_variants
 from harness.errors import ConfigError
 from harness.experiment.experiment import Experiment
 from harness.launchers.local import Local
@@ -69,9 +69,7 @@ def _is_value(word: str) -> bool:
 
 def point_of(line: str, *, is_swept: bool = False) -> Point:
     """Return the point of a command without quotes, `acbench <line>`."""
-    return cli.point(
-        composed(_words(line)), Local(), _preflight(), swept=swept_variants([]) if is_swept else None
-    )
+    return _point(composed(_words(line)), swept_variants([]) if is_swept else None)
 
 
 def experiment_of(line: str) -> Experiment:
@@ -85,11 +83,15 @@ def refusal_of(line: str) -> str:
     try:
         config = composed(_words(line))
         settings(config)
-        refusal = cli.point(config, Local(), _preflight()).refusal
+        refusal = _point(config).refusal
     except (HydraException, ConfigError) as error:
         return hydra_words.explained(error)
     assert refusal is not None, f"nothing is wrong with {line!r}"
     return str(refusal)
+
+
+def _point(config: DictConfig, swept: Mapping[str, set[str]] | None = None) -> Point:
+    return cli.point(experiment_fields(config), hardware_of(config), Local(), _preflight(), swept=swept)
 
 
 def _preflight() -> Preflight:
