@@ -21,7 +21,7 @@ from strategies.budget.planning.simulation import Decision
 from strategies.budget.planning.units import Run
 from strategies.step.step_graph import BlockCall, StepGraph, StepOperator, is_written
 
-_MOST_BLOCKS, _MOST_UNITS = 8, 160
+_MOST_BLOCKS, _MOST_UNITS = 8, 240
 """Blocks of a chain, and units of them all: the search takes as long as for one block of so many units."""
 
 _JOINED = 12
@@ -102,9 +102,11 @@ class Chains:
         """Say whether a call and the one before it may be in a chain, and gain something."""
         if not (self._is_possible(index) and self._is_possible(index - 1)):
             return False
-        before, call = self._callers[index - 1].call, self._graph.calls[index]
+        before, after = self._callers[index - 1].call, self._callers[index].call
+        call = self._graph.calls[index]
         asked = {each.storage for each in (*call.redemptions, *call.shared)}
-        programs = before.program, self._callers[index].call.program
+        asked.update(map(after.number_of, _read_for_nothing(after.program)))
+        programs = before.program, after.program
         least = _SMALLEST_LINK * max(size for program in programs for size in program.nbytes)
         links, *others = (
             [_price(program, storage) for storage in among if program.nbytes[storage] >= max(least, 1)]
@@ -145,6 +147,14 @@ def _in_chain(
     pairs = zip(calls, storages, strict=True)
     stepwise = (call.storages[each] for call, own in pairs for each in own)
     return frozenset(number[each] for each in stepwise if each in number)
+
+
+def _read_for_nothing(program: BlockProgram) -> Iterator[int]:
+    """Yield what a block reads from outside to make what autograd saves without FLOPs."""
+    runs = program.runs
+    costly = runs.bits_of(each for unit in program.units if unit.flops for each in unit.makes)
+    free = Run(runs, runs.making(program.saved_bits, costly))
+    return (each for each in runs.storages_in(free.reads & runs.outside))
 
 
 def _price(program: BlockProgram, storage: int) -> float:

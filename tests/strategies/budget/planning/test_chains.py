@@ -46,6 +46,22 @@ def handing_on_what_follows_from_less() -> list[nn.Module]:
     return [Growing(16 + 4 * number) for number in range(3)]
 
 
+class Widening(nn.Module):
+    """Saves what follows for nothing from its input, and not the input itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = linear(16, 256)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = x + self.inner(x.tanh()).relu().unflatten(-1, (16, 16)).sum(-1)
+        return outputs
+
+
+def handing_on_what_is_read_for_nothing() -> list[nn.Module]:
+    return [Widening() for _ in range(3)]
+
+
 class Between(Blocks):
     """Writes to what blocks hand on."""
 
@@ -75,6 +91,9 @@ def chains_of(graph: StepGraph) -> list[tuple[int, int]]:
         pytest.param(lambda: graph_of(handing_on_what_is_saved()), [(0, 3), (0, 2)], id="saved"),
         pytest.param(
             lambda: graph_of(handing_on_what_follows_from_less()), [(0, 3), (0, 2)], id="follows from less"
+        ),
+        pytest.param(
+            lambda: graph_of(handing_on_what_is_read_for_nothing()), [(0, 3), (0, 2)], id="read for nothing"
         ),
         pytest.param(lambda: captured(Gated(), torch.randn(2, 8, 16)), [], id="dearer than all of a block"),
         pytest.param(lambda: graph_of(handing_on_what_is_free(), Between), [], id="written to between"),
