@@ -6,7 +6,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -377,15 +377,16 @@ class Planner:
     def _beside_chosen(
         self, chosen: Sequence[Chosen], stages: Sequence[Stage], spans: Sequence[Span]
     ) -> tuple[list[Stage], list[Span]] | None:
-        """Return stages and spans with the bytes of options beside what earlier chosen ones hold.
+        """Return stages and spans with the bytes of options beside what earlier blocks hold.
 
-        `None` where nobody reads what these hold.
+        They hold what is chosen, or what several blocks read. `None` where nobody reads that.
         """
         own, around = list(stages), list(spans)
         holds = [(each.start, each.effect.holds.keys()) for each in chosen]
 
         def beside(stage: Stage, start: int, caller: CallOptions) -> Stage:
             held = {storage for at, storages in holds if at < start for storage in storages}
+            held |= {each for each, reader in self._first_readers.items() if reader < start}
             held.intersection_update(caller.call.outer_storages)
             is_open = held and len(stage.options) > 1  # else nothing is decided about it
             return replace(stage, options=caller.beside(stage.options, held)) if is_open else stage
@@ -397,6 +398,16 @@ class Planner:
             assert isinstance(chain, Chained), "chains come first"
             around[number] = replace(chain, stage=beside(chain.stage, chain.start, caller))
         return None if own == list(stages) and around == list(spans) else (own, around)
+
+    @cached_property
+    def _first_readers(self) -> Mapping[int, int]:
+        """The stage that first reads each storage in forward, so that it may hold it for all others."""
+        first = dict[int, int]()
+        for start in range(len(self._stages)):
+            call = self._callers[self._call_of(start)].call
+            for storage in {each for unit in call.program.units for each in unit.reads}:
+                first.setdefault(call.number_of(storage), start)
+        return first
 
     def _found_by_breeding(
         self, least: list[Chosen], stages: list[Stage], spans: list[Span], budget_bytes: int
@@ -605,11 +616,17 @@ class Planner:
         """Return the choice of the smallest peak: what fits the fewest bytes of the stages, or nothing."""
         found = [self._untouched()]
         for host_bytes in sorted({0, self._host_bytes}):
-            smallest = smallest_budget(self._stages, host_bytes, self._spans)
-            chosen = self._cheapest(smallest, self._stages, self._spans, host_bytes)
-            if chosen is not None:  # else among states that were left out of many
-                found.append(chosen)
+            chosen = self._of_fewest_bytes(self._stages, self._spans, host_bytes)
+            shared = None if chosen is None else self._beside_chosen(chosen, self._stages, self._spans)
+            beside = None if shared is None else self._of_fewest_bytes(*shared, host_bytes)
+            found += [each for each in (chosen, beside) if each is not None]
         return min(found, key=self._peak_bytes)
+
+    def _of_fewest_bytes(
+        self, stages: Sequence[Stage], spans: Sequence[Span], host_bytes: int
+    ) -> list[Chosen] | None:
+        """Return the same of some options; `None` where it is among states that were left out of many."""
+        return self._cheapest(smallest_budget(stages, host_bytes, spans), stages, spans, host_bytes)
 
     def _untouched(self) -> list[Chosen]:
         """Return the choice that leaves every block as it is."""
