@@ -113,6 +113,7 @@ _Sets: TypeAlias = tuple[int, int, int, frozenset[tuple[int, int]]]
 AnyOption: TypeAlias = "Option | Found"
 _AnyOption = TypeVar("_AnyOption", bound=AnyOption)
 _BYTES = attrgetter("left_bytes", "backward_bytes", "forward_bytes", "host_bytes")
+_WORTH = attrgetter("cost", "left_bytes", "backward_bytes", "forward_bytes")
 _MOST_TOGETHER, _COMPARED = 128, 128
 """Decisions that are simulated side by side, and options that are compared with others at once."""
 
@@ -348,7 +349,7 @@ class CallOptions:
     def bred(
         self,
         options: Sequence[Option],
-        worths: Iterable[Callable[[AnyOption], float]],
+        worths: Iterable[Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]],
         chance: random.Random,
     ) -> Sequence[Option]:
         """Return options of decisions that come of these, a generation for each worth.
@@ -357,21 +358,27 @@ class CallOptions:
 
         Args:
             options: where the decisions begin.
-            worths: what is to be least.
+            worths: measures to make least, of rows as `Worth.of` takes.
             chance: draws parents and changes.
         """
         program = self.call.program
         among = [each for each in options if not (each.decision.is_plain or each.decision.is_rerun)]
         pool: dict[Fates, AnyOption] = {_fates_of(program, each.decision): each for each in among}
-        bred = dict[Fates, Found]()
+        found = list[Found]()
+        rows = np.array(list(map(_WORTH, pool.values())), dtype=np.float64)
         for worth in worths if pool else ():
-            newest = {worth(each): fates for fates, each in pool.items()}  # of those that are worth the same
-            parents = [newest[each] for each in sorted(newest)[:_PARENTS]]
+            newest_first = list(pool)[::-1]  # of those that are worth the same, the newest counts
+            _, best = np.unique(worth(rows[::-1]), return_index=True)
+            parents = [newest_first[each] for each in best[:_PARENTS]]
             count = min(_BRED, self._affordable([pool[each] for each in parents], _FEWEST_BRED))
-            rows = self._simulated(self._decided(self._children(parents, chance, pool.keys(), count)))
-            bred |= {row.fates: row for row in rows if isinstance(row, Found)}
-            pool |= bred
-        return [self._option_of(each) for each in thinned(bred.values())]
+            decided = self._decided(self._children(parents, chance, pool.keys(), count))
+            fresh = {each.fates: each for each in self._simulated(decided) if isinstance(each, Found)}
+            bred = [each for fates, each in fresh.items() if fates not in pool]
+            if bred:
+                rows = np.vstack([rows, list(map(_WORTH, bred))])
+            pool |= fresh
+            found += bred
+        return [self._option_of(each) for each in thinned(found)]
 
     def _children(
         self, parents: Sequence[Fates], chance: random.Random, known: AbstractSet[Fates], count: int
@@ -426,10 +433,8 @@ class CallOptions:
         dropped = program.runs.bits_of({storage for storage, _ in fates.drops})
         kept = (fates.keep | program.made_beside(dropped) & ~fates.moved) & ~dropped
         operands = program.completed_bits(kept, fates.moved)
-        again = fates.again & ~operands
-        away = program.runs.storages_in(fates.moved | again)
-        drops = frozenset(each for each in fates.drops if each[0] not in away)
-        return Fates(fates.keep | operands, fates.moved, again, drops)
+        completed = Fates(fates.keep | operands, fates.moved, fates.again & ~operands, fates.drops)
+        return completed.without_idle_drops()
 
     def _near(
         self, options: Sequence[Option], anew: frozenset[int], tried: set[Fates], number: int

@@ -294,26 +294,6 @@ class PlannedCall:
         """Return when the block ends whose forward runs at a moment."""
         return next((end for end in self.ends if moment < end), self.end)
 
-    def taped_until(self, held: frozenset[int]) -> Sequence[int]:
-        """Return until when a tape has each unit that nothing asks for.
-
-        That of a chain lets go, when one of its blocks ends, of what nobody reads any more.
-
-        Args:
-            held: storages whose makers no tape has.
-        """
-        if not self.ends:
-            return [self.end] * len(self.starts)
-        until: list[int] = []
-        latest = list(self.deaths)  # of what follows from a storage, too
-        for unit, start in zip(reversed(self.program.units), reversed(self.starts), strict=True):
-            end = self.end_after(max([start, *(latest[each] for each in unit.makes if each not in held)]))
-            for storage in unit.reads if not held.issuperset(unit.makes) else ():
-                if storage >= 0:
-                    latest[storage] = max(latest[storage], end - 1)
-            until.append(end)
-        return until[::-1]
-
     @cached_property
     def all_deaths(self) -> tuple[int, ...]:
         """The last moment at which forward has each storage, those from outside last: -1 is the very last."""

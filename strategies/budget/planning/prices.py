@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from strategies.budget.planning.block_choice import Columns, Stage
-from strategies.budget.planning.block_options import AnyOption
 from strategies.estimate.scipy_modules import scipy
 
 _MOST_COLUMNS = 100
@@ -65,13 +64,18 @@ class Worth(NamedTuple):
     beyond: float
     stage: Stage
 
-    def of(self, option: AnyOption) -> float:
-        """Return what an option costs, its bytes included."""
-        forward_bytes = option.forward_bytes + self.stage.forward_start
-        highest = max(forward_bytes, option.backward_bytes + self.stage.backward_start)
-        left = option.left_bytes
-        beyond = max(0.0, left - self.room.left) + max(0.0, highest - self.room.highest)
-        return option.cost + self.price.left * left + self.price.highest * highest + self.beyond * beyond
+    def of(self, rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return what options cost, their bytes included.
+
+        Args:
+            rows: cost, what is left, and the highest totals of backward and forward, a row each.
+        """
+        cost, left, backward, forward = rows.T
+        highest = np.maximum(forward + self.stage.forward_start, backward + self.stage.backward_start)
+        beyond = np.maximum(0.0, left - self.room.left) + np.maximum(0.0, highest - self.room.highest)
+        found: npt.NDArray[np.float64] = cost + self.price.left * left + self.price.highest * highest
+        found += self.beyond * beyond
+        return found
 
 
 class Waiting(NamedTuple):

@@ -29,6 +29,12 @@ class Fates(NamedTuple):
     again: int
     drops: frozenset[tuple[int, int]] = frozenset()
 
+    def without_idle_drops(self) -> Fates:
+        """Return the decision without drops of what is made anew for each request, or waits on the host."""
+        away = self.moved | self.again
+        idle = {each for each in self.drops if away >> each[0] & 1} if away else ()
+        return self._replace(drops=self.drops.difference(idle)) if idle else self
+
 
 def columns_of(rows: Sequence[int], count: int) -> npt.NDArray[np.uint8]:
     """Return sets as bits, a row each, as an array with a column for each of `count` members."""

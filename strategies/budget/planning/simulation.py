@@ -158,8 +158,7 @@ def decision_of(program: BlockProgram, fates: Fates) -> Decision:
     """Return the decision that is not plain, without drops of what is made anew for each request anyway."""
     sets = map(program.runs.storages_in, (fates.keep, fates.moved, fates.again))
     keep, moved, again = map(frozenset, sets)
-    drops = frozenset(each for each in fates.drops if each[0] not in moved | again)
-    return Decision(keep=keep, offload=moved, again=again, drops=drops)
+    return Decision(keep=keep, offload=moved, again=again, drops=fates.without_idle_drops().drops)
 
 
 def joined(effects: Sequence[Effect]) -> Effect:
@@ -448,27 +447,42 @@ class Simulation:
             self._gain(call.starts[unit] + 1, stash, taped[unit])
             ran = reduce(or_, (each.units.get(unit, 0) for each in schedules.requests.values()), 0)
             unneeded = taped[unit] & ~(ran | schedules.second_units.get(unit, 0))
-            for end, among in until:
-                self._gain(end[unit] + 1, -stash, unneeded & among)
-        for end, among in until:
-            left = {storage: among & ~self._held.get(storage, 0) for _, storage in call.passing}
-            latest_first = sorted(call.passing, key=lambda each: -end[each[0]])  # which alone counts
-            for unit, storage in latest_first:
-                passing = left[storage] & taped[unit]
+            for end, among in until[unit].items():
+                self._gain(end + 1, -stash, unneeded & among)
+        left = {storage: schedules.everyone & ~self._held.get(storage, 0) for _, storage in call.passing}
+        for end in sorted({end for unit, _ in call.passing for end in until[unit]}, reverse=True):
+            for unit, storage in call.passing:  # the latest alone counts
+                passing = left[storage] & taped[unit] & until[unit].get(end, 0)
                 left[storage] ^= passing
                 self._gain(self._deaths[storage] + 1, self._sizes[storage], passing)
-                self._gain(end[unit] + 1, -self._sizes[storage], passing)
+                self._gain(end + 1, -self._sizes[storage], passing)
 
-    def _taped_until(self, held: Sequence[int]) -> list[tuple[Sequence[int], int]]:
-        """Return until when a tape has each unit that nothing asks for, by sets of decisions."""
-        everyone = self._schedules.everyone
-        if not self._call.ends:
-            return [(self._call.taped_until(frozenset()), everyone)]
-        found: dict[frozenset[int], int] = {}
-        for number in range(self._schedules.count):
-            own = frozenset(storage for storage, among in enumerate(held) if among >> number & 1)
-            found[own] = found.get(own, 0) | 1 << number
-        return [(self._call.taped_until(own), among) for own, among in found.items()]
+    def _taped_until(self, held: Sequence[int]) -> list[Sets]:
+        """Return until when a tape has each unit that nothing asks for, with the decisions.
+
+        That of a chain lets go, when one of its blocks ends, of what nobody reads any more.
+
+        Args:
+            held: decisions under which no tape has the maker of a storage, by storage.
+        """
+        call, everyone, ends = self._call, self._schedules.everyone, self._call.ends or (self._call.end,)
+
+        def reached(moment: int) -> list[int]:
+            """Return of each block under which decisions something at a moment is in it or in a later one."""
+            return [everyone, *(everyone if moment >= end else 0 for end in ends[:-1])]
+
+        latest = list(map(reached, call.deaths))  # of what follows from a storage, too
+        found: list[Sets] = []
+        for unit, start in zip(reversed(self._program.units), reversed(call.starts), strict=True):
+            own, taped = reached(start), everyone & ~reduce(and_, (held[each] for each in unit.makes))
+            for storage in unit.makes:
+                own = [a | b & ~held[storage] for a, b in zip(own, latest[storage], strict=True)]
+            for storage in unit.reads if len(ends) > 1 else ():
+                if storage >= 0:
+                    latest[storage] = [a | b & taped for a, b in zip(latest[storage], own, strict=True)]
+            later = [*own[1:], 0]
+            found.append({end: a & ~b for end, a, b in zip(ends, own, later, strict=True) if a & ~b})
+        return found[::-1]
 
     def _run_second(self) -> Iterator[_Row]:
         """Follow the bytes of the second forward: what is made on the way there dies with its last reader."""

@@ -96,11 +96,9 @@ class Variation:
 
     def _completed(self, fates: Fates) -> Fates:
         """Return a decision of which each storage has one fate, and keeps what cannot be made again."""
-        runs = self._program.runs
         keep = self._program.completed_bits(fates.keep & ~fates.moved, fates.moved)
         again = fates.again & ~(keep | fates.moved)
-        away = runs.storages_in(again | fates.moved) if fates.drops else ()
-        return Fates(keep, fates.moved, again, frozenset(each for each in fates.drops if each[0] not in away))
+        return Fates(keep, fates.moved, again, fates.drops).without_idle_drops()
 
 
 def _handed_on(program: BlockProgram) -> list[int]:

@@ -233,7 +233,7 @@ class ByHand:
         call, sizes, units = self.call, self.program.sizes, self.program.units
         kept = frozenset((self.resident | self.moved) - {storage for storage, _ in self.drops})
         needed = {*self.second, *(unit for each in self.asked.values() for unit in each.units)}
-        until, passing = call.taped_until(kept), dict[int, int]()
+        until, passing = self._taped_until(kept), dict[int, int]()
         for index, unit in enumerate(units):
             if kept.issuperset(unit.makes):
                 continue
@@ -246,6 +246,27 @@ class ByHand:
         for storage, end in passing.items():
             gains[call.all_deaths[storage] + 1] += sizes[storage]
             gains[end + 1] -= sizes[storage]
+
+    def _taped_until(self, held: frozenset[int]) -> Sequence[int]:
+        """Return until when a tape has each unit that nothing asks for.
+
+        That of a chain lets go, when one of its blocks ends, of what nobody reads any more.
+
+        Args:
+            held: storages whose makers no tape has.
+        """
+        call = self.call
+        if not call.ends:
+            return [call.end] * len(call.starts)
+        until: list[int] = []
+        latest = list(call.deaths)  # of what follows from a storage, too
+        for unit, start in zip(reversed(self.program.units), reversed(call.starts), strict=True):
+            end = call.end_after(max([start, *(latest[each] for each in unit.makes if each not in held)]))
+            for storage in unit.reads if not held.issuperset(unit.makes) else ():
+                if storage >= 0:
+                    latest[storage] = max(latest[storage], end - 1)
+            until.append(end)
+        return until[::-1]
 
     def _second_bytes(self, freed: set[int]) -> tuple[int, int]:
         units = [self.program.units[unit] for unit in self.second]
