@@ -107,7 +107,7 @@ def test_the_check_is_right(name: str) -> None:
             id="a few",
             marks=pytest.mark.slow,
         ),
-        pytest.param(CASES, id="all", marks=pytest.mark.matrix),
+        pytest.param(CASES, id="all", marks=[pytest.mark.matrix, pytest.mark.slow]),
     ],
 )
 def test_the_command_is_right(cases: dict[str, Case]) -> None:
