@@ -190,7 +190,8 @@ def assemble(
     if cut is not None:
         assert devices is not None, "a pipeline has several ranks"
         stages = cut.rank(replace(plain, model=model), mesh, devices.get_local_rank("pp"))
-    key = f"{alike(experiment)}, dense" if is_dense else alike(experiment)
+    key = alike(replace(experiment, seed=0))  # no plan follows from weights
+    key = f"{key}, dense" if is_dense else key
     made = [
         _made(
             experiment.at_stage(stage.index),

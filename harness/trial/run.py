@@ -139,12 +139,15 @@ def _run(plan: TrialPlan, context: RankContext, devices: DeviceMesh | None) -> R
         gc.collect()  # the model that the plan was made with
         plan = replace(plan, experiment=planned)
         bench = replace(bench, plan=plan)
-        result = _measure(
-            bench,
-            plan.experiment,
-            on_built=lambda: context.phase("instrument"),
-            on_report=lambda report: write_step(traced(report, context.rank), context.trial_dir),
-        )
+        # the chunks that its prediction has planned, unless the user's code decides what they are planned for
+        folder = context.trial_dir.parent if is_repeatable(plan.experiment, context.device) else None
+        with plans_kept_in(folder, plan.experiment, context.device):
+            result = _measure(
+                bench,
+                plan.experiment,
+                on_built=lambda: context.phase("instrument"),
+                on_report=lambda report: write_step(traced(report, context.rank), context.trial_dir),
+            )
         context.phase("parity")
         if not context.rank:  # a record has that of rank 0
             result = replace(result, environment=describe(context.device, plan.experiment.files))

@@ -19,6 +19,7 @@ from strategies.base import (
     held_chunks,
     refuse_named_inputs,
 )
+from strategies.budget import kept
 from strategies.chunk import show
 from strategies.chunk.planning import plan_json
 from strategies.chunk.running import chunked_forward
@@ -143,9 +144,7 @@ class FromPlan(Chunking):
             StrategyError: it is none of this version, or of another model.
         """
         held = held_chunks(Path(self.plan_file))
-        device = step.device or shadow.device_of(list(sample))
-        loss = step.loss if step.may_join_loss else None
-        plan = plan_json.plan_from_json(held or {}, operator_cost.machine_for(device), loss)
+        plan = _read(held or {}, sample, step)
         known = dict(blocks.unwrapped(model).named_modules())
         unknown = next((fqn for fqn in plan.schedulers if fqn not in known), None)
         if unknown is not None:
@@ -166,6 +165,13 @@ class FromPlan(Chunking):
     ) -> str:
         """Return a view of the chunks, whose bytes and time are not those of the step that was planned."""
         return f"{_ALONGSIDE}\n{Chunking.view(self, name, model, sample, keywords, step=step)}"
+
+
+def _read(held: Mapping[str, Any], sample: tuple[Any, ...], step: PlannedStep) -> ChunkPlan:
+    """Return the plan that `plan_to_json` gave, of which nothing is proven yet."""
+    device = step.device or shadow.device_of(list(sample))
+    loss = step.loss if step.may_join_loss else None
+    return plan_json.plan_from_json(held, operator_cost.machine_for(device), loss)
 
 
 @contextmanager
@@ -224,9 +230,22 @@ class _ForStep(Strategy):
     def apply(self, model: nn.Module, sample: tuple[Any, ...] = ()) -> nn.Module:
         shared = self.plans.get(self.key)
         if shared is None:
-            plan = self.chunking.planned(model, sample, self.step)
-            shared = self.plans[self.key] = _Shared.of(plan)
+            shared = self.plans[self.key] = _Shared.of(self._plan(model, sample))
         return shared.with_loss(self.step.loss).apply(model)
+
+    def _plan(self, model: nn.Module, sample: tuple[Any, ...]) -> ChunkPlan:
+        """Return the plan of `model`, which is not sought again where somebody keeps that of an equal one."""
+        if not self.key or self.chunking.follows:  # the key says nothing of what a file holds
+            return self.chunking.planned(model, sample, self.step)
+        answers = kept.Answers("chunks", self.key)
+        held = answers.read("plan")
+        if held is not None:
+            with planning(sample):
+                return _read(held, sample, self.step).proven(model, sample, step=self.step)
+        plan = self.chunking.planned(model, sample, self.step)
+        if plan.batch is None:  # that of a pass without backward, which no file has
+            answers.write("plan", plan_json.plan_to_json(plan))
+        return plan
 
     def check_units(self, model: nn.Module, units: Collection[str]) -> None:
         self.chunking.check_units(model, units)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -12,11 +13,15 @@ import torch
 
 from harness.experiment.experiment import Experiment
 from harness.predict.prediction import predicted_step
+from harness.trial.assemble import assemble
 from harness.trial.batches import batches
 from harness.trial.kept_plans import plans_kept_in
 from harness.trial.plan_budget import PLAN_FILE, with_plan
 from strategies.budget.kept import Answers
 from strategies.budget.planning.known_plans import WayToPlan
+from strategies.chunk.base import FromPlan
+from strategies.chunk.planning import plan_json
+from strategies.chunk.planning.chunk_plan import ChunkPlan, ChunkPlanner
 from tests.harness.composing import experiment_of
 from tests.parity import cases
 
@@ -83,6 +88,68 @@ def test_a_plan_of_the_same_step_is_found_whatever_else_differs(tmp_path: Path, 
     _planned(_case(), tmp_path)
     _planned(replace(_case(), seed=1), tmp_path)
     assert len(searches) == 1
+
+
+@pytest.fixture
+def plans_of_chunks(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """The budget of each plan of chunks that is sought."""
+    found: list[int | None] = []
+    plan = ChunkPlanner.plan
+
+    def counted(planner: ChunkPlanner, budget_bytes: int | None) -> ChunkPlan:
+        found.append(budget_bytes)
+        return plan(planner, budget_bytes)
+
+    monkeypatch.setattr(ChunkPlanner, "plan", counted)
+    return found
+
+
+def _chunked(options: str = "") -> Experiment:
+    """Return an experiment that fits its budget as it is, which planning says at once."""
+    return experiment_of(f"model=mlp {_TINY} chunk=budget chunk.fraction=1 {options}")
+
+
+_CHUNKED = _chunked()  # what it is checked for, outside of tests, plans it, too
+
+
+def _chunk(case: Experiment, folder: Path) -> None:
+    """Make the model of a trial in a sweep's folder."""
+    with plans_kept_in(folder, case, _CPU):
+        assemble(case, _CPU, None, batches(case, _CPU, 0)(0))
+
+
+def test_a_trial_has_the_chunks_of_its_prediction_whatever_its_seed(
+    tmp_path: Path, plans_of_chunks: list[int | None]
+) -> None:
+    assert predicted_step(_CHUNKED, folder=tmp_path) is not None
+    _chunk(replace(_CHUNKED, seed=1), tmp_path)
+    assert len(plans_of_chunks) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(_chunked("batch_size=8"), id="a larger step"),
+        pytest.param(_chunked("ac=full"), id="a step with recomputation"),
+    ],
+)
+def test_chunks_of_another_step_are_sought(
+    tmp_path: Path, plans_of_chunks: list[int | None], other: Experiment
+) -> None:
+    _chunk(_CHUNKED, tmp_path)
+    _chunk(other, tmp_path)
+    assert len(plans_of_chunks) == 2
+
+
+def test_chunks_of_a_file_are_not_kept(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    case = experiment_of(f"model=mlp {_TINY} ac=budget ac.fraction=0.9 chunk=budget")
+    chunks = plan_json.plan_to_json(ChunkPlan.nothing(1, 1, training=True))
+    file.write_text(json.dumps({"chunk": chunks}))
+    _chunk(replace(case.plain(), chunk=FromPlan(plan_file=str(file))), kept)
+    assert list(kept.iterdir()) == []
 
 
 def test_where_no_folder_is_given_nothing_is_kept(searches: list[None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 from strategies import ac_variants
 from strategies.base import PlannedStep
+from strategies.budget.kept import kept_by
 from strategies.chunk import ChunkPlan
 from strategies.chunk.budget import Budget
 from tests.strategies.chunk.measuring import loss_of, training_peak_bytes
@@ -41,6 +43,35 @@ def test_a_fraction_is_of_the_unchunked_peak_of_the_step() -> None:
     planned = Budget(fraction=0.3).for_step(PlannedStep(loss=loss_of)).apply(model, inputs)
     training_peak_bytes(planned, inputs)
     assert training_peak_bytes(planned, inputs) <= 0.3 * unchunked
+
+
+class _Memory(dict[str, str]):
+    """Keeps texts of JSON values."""
+
+    def read(self, name: str) -> Any:
+        return json.loads(self.get(name, "null"))
+
+    def write(self, name: str, found: Any) -> None:
+        self[name] = json.dumps(found)
+
+
+def test_a_plan_that_somebody_keeps_is_not_sought_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    sought, make = list[str](), ChunkPlan.make
+
+    def counted(*arguments: Any, **options: Any) -> ChunkPlan:
+        sought.append(options["where"])
+        return make(*arguments, **options)
+
+    monkeypatch.setattr(ChunkPlan, "make", counted)
+    seen = []
+    with kept_by(_Memory()):
+        for key in ("model", "model", "another", "", ""):
+            model, inputs = built("fused attention")
+            strategy = Budget(fraction=0.3)
+            planned = strategy.for_step(PlannedStep(loss=loss_of), key=key).apply(model, inputs)
+            seen.append((training_peak_bytes(planned, inputs), strategy.observe(planned)))
+    assert sought == ["chunk.fraction"] * 4
+    assert seen == [seen[0]] * 5
 
 
 @pytest.mark.parametrize("times", [0.25, 0.5, 2])
