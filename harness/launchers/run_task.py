@@ -30,13 +30,14 @@ PRELOAD = (
     ENTRY.partition(":")[0],
     "harness.models.parts.decoder",
     "harness.models.parts.image_classifier",
+    "harness.predict.prediction",
     "scipy.optimize",
     "scipy.sparse",
     "scipy.sparse.csgraph",
     "torch._subclasses.schema_check_mode",  # to leave modes: a failed rank may be unable to open a file
     "harness.measure.environment:note_own_code",
 )
-"""What a trial's ranks need, the agent's own aside; SciPy solves for its bound and plans."""
+"""What a trial's ranks and its prediction need; SciPy solves for its bound and plans."""
 
 Supervise = Callable[[RankJob], Outcome]
 Job = Mapping[str, Any]

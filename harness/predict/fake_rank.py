@@ -42,6 +42,7 @@ from harness.trial.plan_budget import PLAN_FILE, with_plan
 from harness.trial.steps import UNMEASURED_STEPS, warm_up
 from strategies import RunnableStep
 from strategies.base import alone
+from strategies.estimate.patched import is_frozen
 from strategies.last_words import last_words
 from strategies.tracing.balanced_routing import BalancedFakes
 from strategies.tracing.following import as_with_data
@@ -242,7 +243,7 @@ def _little_garbage() -> Iterator[None]:
     What a fork server or a caller has frozen stays so, with what lives here: each later collection would go
     through all of torch again.
     """
-    was_frozen = gc.get_freeze_count() > 0
+    was_frozen = is_frozen()
     if was_frozen:
         gc.collect()  # what is garbage now would never be found
     gc.freeze()

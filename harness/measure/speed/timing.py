@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from harness.errors import require_at_least
-from strategies.estimate.patched import without_collector
+from strategies.estimate.patched import is_frozen, without_collector
 
 _SECONDS_PER_MILLISECOND = 1e-3
 
@@ -154,9 +154,7 @@ def _quiet_heap() -> Iterator[Callable[[], int]]:
 
     What lives at the start is frozen, so that a call costs microseconds.
     """
-    # a fork server has frozen this module with its heap; to count what is frozen there takes 40 ms of a rank
-    is_found = any(each is PairedTimes for each in gc.get_objects())
-    was_frozen = not is_found or gc.get_freeze_count() > 0
+    was_frozen = is_frozen()
     gc.collect()
     gc.freeze()
     try:
