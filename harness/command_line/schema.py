@@ -398,7 +398,11 @@ def _construct(where: str, cls: type[Any], values: Any, chosen: str | None = Non
 
 def _typed(where: str, cls: Any, values: Mapping[str, Any], chosen: str | None = None) -> dict[str, Any]:
     """Return `values` with the types `cls` declares; lists become tuples, because experiments are frozen."""
-    return copy.deepcopy(_typed_once(where, cls, _Written(text=repr(values), value=values), chosen))
+    typed = _typed_once(where, cls, _Written(text=repr(values), value=values), chosen)
+    return {
+        name: copy.deepcopy(value) if isinstance(value, dict | tuple) else value
+        for name, value in typed.items()
+    }
 
 
 @functools.lru_cache(maxsize=4096)
