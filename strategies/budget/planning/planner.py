@@ -61,7 +61,7 @@ takes bytes and the other spares them, begin there."""
 _FAR = 0.009
 """Share of a step's FLOPs above the bound from which on decisions are bred."""
 
-_GENERATIONS, _FEWEST_GENERATIONS, _MOST_ALIKE = 32, 8, 8
+_GENERATIONS, _FEWEST_GENERATIONS, _MOST_ALIKE = 48, 8, 8
 """Generations that equal blocks and chains share, the fewest of each, and how many of these have any."""
 
 _IN_VAIN, _SPARED = 3, 1e-5
