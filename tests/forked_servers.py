@@ -99,7 +99,7 @@ def log_as_a_program() -> None:
     loggers = [logging.root, *map(logging.getLogger, logging.root.manager.loggerDict)]
     for handler in chain.from_iterable(each.handlers for each in loggers):
         if type(handler) is logging.StreamHandler:
-            handler.setStream(sys.stderr)
+            handler.stream = sys.stderr  # without a flush: the old one may be closed
 
 
 def close_all_but(kept: set[int]) -> None:
