@@ -71,8 +71,8 @@ def test_a_plain_plan_leaves_every_block_as_it_is() -> None:
 
 
 def test_regions_are_submodules_whose_results_are_held() -> None:
-    text = remat_regions(*planned(0.83))
-    assert yaml.safe_load(text) == {"layers.0": ["out", "up"], "layers.1": ["up"], "layers.2": ["up"]}
+    text = remat_regions(*planned(0.92))
+    assert yaml.safe_load(text) == {"layers.0": ["norm", "up"], "layers.1": ["norm", "up"]}
     lost = re.sub(r" \(\d+\)", "", text)  # numbers of operators differ between releases of torch
     assert "\n# lost: aten.clone.default.0, aten.clone.default.0, aten._safe_softmax.default.0, " in lost
 
