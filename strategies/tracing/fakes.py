@@ -24,11 +24,11 @@ _AWAITED = torch.ops._c10d_functional._wrap_tensor_autograd.default  # noqa: SLF
 _WAIT = torch.ops._c10d_functional.wait_tensor.default  # noqa: SLF001 (as above)
 _DEVICE = torch.ops.prim.device.default
 _NORMS = {
-    _aten.native_layer_norm.default: 2,
-    _aten.native_group_norm.default: 1,
-    _aten.native_batch_norm.default: 1,
+    _aten.native_layer_norm.default: slice(2, 4),
+    _aten.native_group_norm.default: slice(1, 3),
+    _aten.native_batch_norm.default: slice(1, 4),
 }
-"""Norms, with the place of their weight among the arguments."""
+"""Norms, with their weight, bias and running mean among the arguments."""
 _ALIGNED_BYTES = 16
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -102,12 +102,15 @@ class Fakes(FakeTensorMode):
             return self._beside_a_number(func, args, result)
         return result
 
-    def _with_statistics(self, weight: Tensor | None, result: Tensor, *statistics: Tensor) -> Any:
-        """Return what a norm gives, with its statistics as its kernel keeps them."""
-        if weight is None:
+    def _with_statistics(
+        self, parameters: Sequence[Tensor | None], result: Tensor, *statistics: Tensor
+    ) -> Any:
+        """Return what a norm gives, with its statistics in the dtype of the first parameter that there is."""
+        first = next((each for each in parameters if each is not None), None)
+        if first is None:
             return result, *statistics
         with self:
-            return result, *(each.to(weight.dtype) for each in statistics)
+            return result, *(each.to(first.dtype) for each in statistics)
 
     def _beside_a_number(self, func: Any, args: Sequence[Any], result: Tensor) -> Tensor:
         x, *others = (each for each in args if isinstance(each, Tensor))

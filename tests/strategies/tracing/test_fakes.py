@@ -76,7 +76,11 @@ def _gradient_of_a_norm(x: Tensor) -> Tensor:
 def _norms_within_autocast(x: Tensor) -> Tensor:
     x = x.bfloat16().requires_grad_()
     picture = x.mT.contiguous()
-    results = torch.nn.LayerNorm(D)(x), torch.nn.GroupNorm(2, D)(picture), torch.nn.BatchNorm1d(D)(picture)
+    results = [torch.nn.LayerNorm(D)(x), torch.nn.GroupNorm(2, D)(picture), torch.nn.BatchNorm1d(D)(picture)]
+    results += [torch.nn.BatchNorm1d(D, affine=False)(picture)]
+    with torch.no_grad():  # their backward takes no bias of another dtype without a weight
+        torch.native_layer_norm(x, [D], None, torch.zeros(D), 1e-5)
+        torch.native_group_norm(picture, None, torch.zeros(D), 2, D, 16, 2, 1e-5)
     total = torch.stack([each.float().sum() for each in results]).sum()
     total.backward()  # type: ignore[no-untyped-call]
     return total
