@@ -122,6 +122,8 @@ def predicted_step(
         hardware: what its time is predicted for; without it, or a rate for the step's dtype, there is none.
         folder: keeps plans for the trial; `None`: nothing does.
     """
+    if experiment.ac.runs_user_code():
+        folder = None  # the key of a plan does not say what that reads
     try:
         with plans_kept_in(folder, experiment, torch.device(DEVICE)):
             steps = steps_of(experiment)

@@ -141,6 +141,14 @@ def test_chunks_of_another_step_are_sought(
     assert len(plans_of_chunks) == 2
 
 
+def test_chunks_beside_the_users_code_are_not_kept(tmp_path: Path) -> None:
+    code, folder = tmp_path / "mine.py", tmp_path / "kept"
+    code.write_text("def apply(model):\n    return model\n")
+    folder.mkdir()
+    assert predicted_step(_chunked(f"ac=file ac.path={code}"), folder=folder) is not None
+    assert list(folder.iterdir()) == []
+
+
 def test_chunks_of_a_file_are_not_kept(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     kept = tmp_path / "kept"
