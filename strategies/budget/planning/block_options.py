@@ -207,8 +207,7 @@ class CallOptions:
             decision: the decision.
             held: numbers of these storages in the step.
         """
-        outer = enumerate(self.call.outer_storages)
-        owned = frozenset(-1 - number for number, storage in outer if storage not in held)
+        owned = self._owned_beside(held)
         return self._simulation(schedules_of(self.call, decision), owned).effect(0)
 
     def beside(self, options: Sequence[Option], held: AbstractSet[int]) -> list[Option]:
@@ -218,19 +217,21 @@ class CallOptions:
             options: some of this call.
             held: numbers of these storages in the step.
         """
-        outer = enumerate(self.call.outer_storages)
-        owned = frozenset(-1 - number for number, storage in outer if storage not in held)
-        taped = [each for each in options if not (each.decision.is_plain or each.decision.is_rerun)]
-        found = [each for each in options if each.decision.is_plain or each.decision.is_rerun]
+        owned = self._owned_beside(held)
+        found = list(options)
+        taped = [number for number, each in enumerate(options) if each.decision.has_tape]
         for start in range(0, len(taped), _MOST_TOGETHER):
             part = taped[start : start + _MOST_TOGETHER]
-            fates = [_fates_of(self.call.program, each.decision) for each in part]
+            fates = [_fates_of(self.call.program, options[number].decision) for number in part]
             rows = self.highest(self._simulation(Schedules(self.call, fates), owned))
-            found += [
-                replace(each, forward_bytes=forward, left_bytes=left, backward_bytes=backward)
-                for each, forward, left, backward in zip(part, *(row.tolist() for row in rows), strict=True)
-            ]
+            for number, forward, left, backward in zip(part, *(row.tolist() for row in rows), strict=True):
+                sizes = {"forward_bytes": forward, "left_bytes": left, "backward_bytes": backward}
+                found[number] = replace(options[number], **sizes)
         return found
+
+    def _owned_beside(self, held: AbstractSet[int]) -> frozenset[int]:
+        outer = enumerate(self.call.outer_storages)
+        return frozenset(-1 - number for number, storage in outer if storage not in held)
 
     def _simulation(self, schedules: Schedules, owned: frozenset[int] | None = None) -> Simulation:
         return Simulation(
@@ -362,7 +363,7 @@ class CallOptions:
             chance: draws parents and changes.
         """
         program = self.call.program
-        among = [each for each in options if not (each.decision.is_plain or each.decision.is_rerun)]
+        among = [each for each in options if each.decision.has_tape]
         pool: dict[Fates, AnyOption] = {_fates_of(program, each.decision): each for each in among}
         found = list[Found]()
         rows = np.array(list(map(_WORTH, pool.values())), dtype=np.float64)

@@ -377,10 +377,13 @@ class Planner:
     def _beside_chosen(
         self, chosen: Sequence[Chosen], stages: Sequence[Stage], spans: Sequence[Span]
     ) -> tuple[list[Stage], list[Span]] | None:
-        """Return stages and spans with the bytes of options beside what earlier blocks hold.
+        """Return stages and spans with the bytes of options beside what earlier blocks hold, or may hold.
 
-        They hold what is chosen, or what several blocks read. `None` where nobody reads that.
+        The chosen decisions hold something, and the first block of several that read a storage may hold that.
+        `None` where it changes nothing, or nothing is known of what is held, as in a pipeline's schedule.
         """
+        if not self._breeds:
+            return None
         own, around = list(stages), list(spans)
         holds = [(each.start, each.effect.holds.keys()) for each in chosen]
 

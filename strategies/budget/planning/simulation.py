@@ -49,6 +49,11 @@ class Decision:
     is_rerun: bool = False
 
     @property
+    def has_tape(self) -> bool:
+        """True if a tape follows the block: it runs neither untouched nor again as a whole."""
+        return not (self.is_plain or self.is_rerun)
+
+    @property
     def resident(self) -> frozenset[int]:
         """The storages that are not recomputed."""
         return self.keep | self.offload
