@@ -279,20 +279,16 @@ class PlannedCall:
 
     @cached_property
     def passing(self) -> tuple[tuple[int, int], ...]:
-        """Units, each with a storage from outside that it reads and that dies before its block ends.
+        """Units, each with a storage from outside that it reads and that dies before the call ends.
 
-        `torch.tensor` has made it of numbers of Python.
+        `torch.tensor` has made it of numbers of Python, or a model lets it go between blocks of a chain.
         """
         return tuple(
             (unit, storage)
             for unit, each in enumerate(self.program.units)
             for storage in each.reads
-            if storage < 0 and self.all_deaths[storage] < self.end_after(self.starts[unit])
+            if storage < 0 and self.all_deaths[storage] < self.end
         )
-
-    def end_after(self, moment: int) -> int:
-        """Return when the block ends whose forward runs at a moment."""
-        return next((end for end in self.ends if moment < end), self.end)
 
     @cached_property
     def all_deaths(self) -> tuple[int, ...]:

@@ -459,8 +459,9 @@ class Simulation:
             for unit, storage in call.passing:  # the latest alone counts
                 passing = left[storage] & taped[unit] & until[unit].get(end, 0)
                 left[storage] ^= passing
-                self._gain(self._deaths[storage] + 1, self._sizes[storage], passing)
-                self._gain(end + 1, -self._sizes[storage], passing)
+                if self._deaths[storage] < end:
+                    self._gain(self._deaths[storage] + 1, self._sizes[storage], passing)
+                    self._gain(end + 1, -self._sizes[storage], passing)
 
     def _taped_until(self, held: Sequence[int]) -> list[Sets]:
         """Return until when a tape has each unit that nothing asks for, with the decisions.

@@ -244,8 +244,9 @@ class ByHand:
                 if number == index and storage not in held:
                     passing[storage] = max(until[index], passing.get(storage, -1))
         for storage, end in passing.items():
-            gains[call.all_deaths[storage] + 1] += sizes[storage]
-            gains[end + 1] -= sizes[storage]
+            if call.all_deaths[storage] < end:
+                gains[call.all_deaths[storage] + 1] += sizes[storage]
+                gains[end + 1] -= sizes[storage]
 
     def _taped_until(self, held: frozenset[int]) -> Sequence[int]:
         """Return until when a tape has each unit that nothing asks for.
@@ -261,7 +262,8 @@ class ByHand:
         until: list[int] = []
         latest = list(call.deaths)  # of what follows from a storage, too
         for unit, start in zip(reversed(self.program.units), reversed(call.starts), strict=True):
-            end = call.end_after(max([start, *(latest[each] for each in unit.makes if each not in held)]))
+            last = max([start, *(latest[each] for each in unit.makes if each not in held)])
+            end = next((each for each in call.ends if last < each), call.end)
             for storage in unit.reads if not held.issuperset(unit.makes) else ():
                 if storage >= 0:
                     latest[storage] = max(latest[storage], end - 1)

@@ -9,15 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from strategies.budget.eager.carrying_out import enclose
 from strategies.budget.planning.block_choice import Chained
 from strategies.budget.planning.block_options import CallOptions
 from strategies.budget.planning.block_program import PlannedCall, planned_call
 from strategies.budget.planning.chains import Chains, chained_call
 from strategies.budget.planning.planner import Chosen, Planner
 from strategies.budget.planning.simulation import PLAIN, Decision, effect_of, peak_bytes
+from strategies.regions.blocks import ModelModules
 from strategies.step.step_graph import StepGraph
 from tests.strategies.budget.planning.test_enumeration import Blocks, Residual, columns, linear
-from tests.strategies.budget.small_steps import Gated
+from tests.strategies.budget.small_steps import Gated, measured_peak_bytes, step_of
 from tests.strategies.step.test_plan_capture import captured
 
 ROWS = 256
@@ -148,3 +150,36 @@ def test_what_is_next_to_a_chain_is_never_plain() -> None:
     chains = [span for span in spans if isinstance(span, Chained)]
     assert chains
     assert not any(each.decision.is_plain for span in chains for each in span.stage.options)
+
+
+class WithSkip(nn.Module):
+    """Gives its output, and a sum of skips."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = linear(16, 64), linear(64, 256)
+
+    def forward(self, x: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.inner(x.tanh()).sigmoid()
+        return x + y.unflatten(-1, (16, 4)).sum(-1), skip + self.outer(y)
+
+
+class Skips(Blocks):
+    """Adds up skips, from zeros that the model lets go of when the first block has read them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        skip = x.new_zeros(ROWS, 256)
+        for block in self.layers:
+            x, skip = block(x, skip)
+        return skip.sum(-1)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05])
+def test_what_a_chain_holds_of_what_the_model_lets_go_is_predicted(share: float) -> None:
+    x, planned = torch.randn(ROWS, 16), Skips([WithSkip() for _ in range(3)])
+    planner = Planner(captured(Skips([WithSkip() for _ in range(3)]), x))
+    room = planner.plain_peak_bytes - planner.minimum_feasible_bytes
+    plan = planner.plan(planner.minimum_feasible_bytes + int(share * room))
+    assert any("chain" in block.why for block in plan.blocks)
+    enclose(plan, ModelModules(blocks=planned.blocks))
+    assert measured_peak_bytes(planned, [x], step_of(planned, x)) == plan.predicted_peak_bytes
