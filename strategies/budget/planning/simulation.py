@@ -446,7 +446,7 @@ class Simulation:
             for each in range(len(self._program.nbytes))
         ]
         taped = [schedules.everyone & ~reduce(and_, (held[s] for s in unit.makes)) for unit in units]
-        until = self._taped_until(held)
+        until = self._taped_until(held, taped)
         for unit in self._program.random_units:
             stash = units[unit].random_states * self._state_bytes
             self._gain(call.starts[unit] + 1, stash, taped[unit])
@@ -463,13 +463,14 @@ class Simulation:
                     self._gain(self._deaths[storage] + 1, self._sizes[storage], passing)
                     self._gain(end + 1, -self._sizes[storage], passing)
 
-    def _taped_until(self, held: Sequence[int]) -> list[Sets]:
+    def _taped_until(self, held: Sequence[int], taped: Sequence[int]) -> list[Sets]:
         """Return until when a tape has each unit that nothing asks for, with the decisions.
 
         That of a chain lets go, when one of its blocks ends, of what nobody reads any more.
 
         Args:
             held: decisions under which no tape has the maker of a storage, by storage.
+            taped: decisions under which a tape has a unit, by unit.
         """
         call, everyone, ends = self._call, self._schedules.everyone, self._call.ends or (self._call.end,)
 
@@ -479,13 +480,14 @@ class Simulation:
 
         latest = list(map(reached, call.deaths))  # of what follows from a storage, too
         found: list[Sets] = []
-        for unit, start in zip(reversed(self._program.units), reversed(call.starts), strict=True):
-            own, taped = reached(start), everyone & ~reduce(and_, (held[each] for each in unit.makes))
+        units = zip(self._program.units, call.starts, taped, strict=True)
+        for unit, start, among in reversed(list(units)):
+            own = reached(start)
             for storage in unit.makes:
                 own = [a | b & ~held[storage] for a, b in zip(own, latest[storage], strict=True)]
             for storage in unit.reads if len(ends) > 1 else ():
                 if storage >= 0:
-                    latest[storage] = [a | b & taped for a, b in zip(latest[storage], own, strict=True)]
+                    latest[storage] = [a | b & among for a, b in zip(latest[storage], own, strict=True)]
             later = [*own[1:], 0]
             found.append({end: a & ~b for end, a, b in zip(ends, own, later, strict=True) if a & ~b})
         return found[::-1]
