@@ -127,12 +127,13 @@ def cheapest(
     """
     step = _step(stages, host_bytes)
     reached = [_States.at_start()]
-    for stage, moves in zip(stages, _moves(stages, spans), strict=True):
+    every = _moves(stages, spans)
+    for stage, moves, room in zip(stages, every, _rooms(every, host_bytes), strict=True):
         found = []
         for move in moves:
             states = reached[move.start]
             highest, on_host = _totals(states, move, stage)
-            fits = (highest <= budget_bytes) & (on_host <= host_bytes)
+            fits = (highest <= budget_bytes) & (on_host <= room)
             found.append(states.moved(move, fits, states.goal[:, None] + move.cost[None, :]))
         reached.append(_States.best_of(found, step))
     return _followed_back(reached) if len(reached[-1].left) else None
@@ -142,13 +143,14 @@ def smallest_budget(stages: Sequence[Stage], host_bytes: int = 0, spans: Sequenc
     """Return the smallest budget that some choice fits, with so many bytes on the host."""
     step = _step(stages, host_bytes)
     reached = [_States.at_start()]
-    for stage, moves in zip(stages, _moves(stages, spans), strict=True):
+    every = _moves(stages, spans)
+    for stage, moves, room in zip(stages, every, _rooms(every, host_bytes), strict=True):
         found = []
         for move in moves:
             states = reached[move.start]
             highest, on_host = _totals(states, move, stage)
             peaks = np.maximum(states.goal[:, None], highest)
-            found.append(states.moved(move, on_host <= host_bytes, peaks))
+            found.append(states.moved(move, on_host <= room, peaks))
         reached.append(_States.best_of(found, step))
     return int(reached[-1].goal.min())
 
@@ -262,6 +264,15 @@ def _moves(stages: Sequence[Stage], spans: Sequence[Span]) -> list[list[_Move]]:
     for number, span in enumerate(spans):
         moves[span.end - 1].append(_Move(span.start, number, *span.columns()))
     return moves
+
+
+def _rooms(moves: Sequence[Sequence[_Move]], host_bytes: int) -> list[int]:
+    """Return the most bytes on the host behind each block, which leave room for the fewest of later ones."""
+    rooms = [-1] * len(moves) + [host_bytes]
+    for end, of_end in reversed(list(enumerate(moves, 1))):
+        for move in of_end:
+            rooms[move.start] = max(rooms[move.start], rooms[end] - int(move.host.min()))
+    return rooms[1:]
 
 
 def _step(stages: Sequence[Stage], host_bytes: int) -> int:

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from strategies.budget.planning.block_choice import Stage, cheapest
+from strategies.budget.planning.block_choice import Stage, cheapest, smallest_budget
 from strategies.budget.planning.block_options import Option
 from strategies.budget.planning.simulation import PLAIN, Effect, Work
 
@@ -15,13 +15,13 @@ BEST = ((3 << 20, 0.0), (2 << 20, 1.0), (1 << 20, 4.0), (1 << 18, 8.0))
 """Bytes that an option leaves, and its cost: the corners of the hull."""
 
 
-def option(left_bytes: int, cost: float) -> Option:
+def option(left_bytes: int, cost: float, host_bytes: int = 0) -> Option:
     return Option(
         decision=PLAIN,
         forward_bytes=0,
         left_bytes=left_bytes,
         backward_bytes=left_bytes,
-        host_bytes=0,
+        host_bytes=host_bytes,
         cost=cost,
         work=Work(0, 0.0),
         units=0,
@@ -53,3 +53,15 @@ def test_many_equal_blocks_cost_what_the_hull_says(blocks: int, share: float) ->
     bound = blocks * float(np.interp(left_bytes, lefts, costs))
     cost = sum(stage.options[each.option].cost for each in choices)
     assert bound - 1e-6 <= cost <= bound + max(-np.diff(costs))
+
+
+@pytest.mark.parametrize(("host_bytes", "smallest"), [(300, 30), (310, 21), (3100, 3)])
+def test_what_competes_leaves_room_on_the_host_for_later_blocks(host_bytes: int, smallest: int) -> None:
+    # of about as many bytes on the host the state with more has fewer on the device
+    stage = Stage(
+        options=[option(10, 0.0, 100), option(1, 0.0, 110)], forward_start=0, backward_start=0, between=0
+    )
+    assert smallest_budget([stage] * 3, host_bytes) == smallest
+    choices = cheapest([stage] * 3, smallest, host_bytes)
+    assert choices is not None
+    assert sum(stage.options[each.option].host_bytes for each in choices) <= host_bytes
