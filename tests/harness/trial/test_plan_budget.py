@@ -247,7 +247,7 @@ CASES: dict[str, dict[str, Any]] = {
     "host memory": {"options": {"host_gib": 1.0}, "fraction": 0.4, "sizes": {"n_layers": 2}},
     "loops in blocks, dropout": {
         "model": "gpt", "sizes": {"vocab_size": 32, "n_heads": 2, "n_layers": 2}, "dropout": 0.1,
-        "batch_size": 8, "fraction": 0.4,
+        "batch_size": 8, "fraction": 0.37,
     },
 }  # fmt: skip
 
@@ -395,7 +395,7 @@ UNLIKE: list[Any] = [
     pytest.param("llama", 4, 0.75, _RING, marks=_MATRIX),
     pytest.param("gpt", 4, 0.8, _RING, marks=_MATRIX),
     pytest.param("moe", 2, 0.8, {**_EXPERTS, "ep_capacity": 1.25}, marks=_MATRIX),
-    pytest.param("moe", 4, 0.7, {**_EXPERTS, "ep_capacity": 0.75}, marks=_MATRIX),
+    pytest.param("moe", 4, 0.7, {**_EXPERTS, "ep_capacity": 0.75}, marks=[_MATRIX, pytest.mark.slow]),
 ]
 
 
