@@ -126,7 +126,12 @@ class Groups:
         links = [self._links(index) if index > start else {} for index in range(start, end + 1)]
         following = [*links[1:], {}]
         return [
-            Member(call=caller.call, links=frozenset(own), outs=frozenset(next_links.values()))
+            Member(
+                call=caller.call,
+                taped_s=caller.taped_s,
+                links=frozenset(own),
+                outs=frozenset(next_links.values()),
+            )
             for caller, own, next_links in zip(self._callers[start : end + 1], links, following, strict=True)
         ]
 
@@ -235,9 +240,7 @@ class Groups:
     ) -> list[_Row]:
         """Return what a member may keep, and the rows of that in `_Choices`."""
         passed_on = sum(member.call.program.sizes[out] for out in member.outs)
-        shares = shares_of(
-            member, keeps, moment, random_state_bytes=self._random_state_bytes, taped_s=caller.taped_s
-        )
+        shares = shares_of(member, keeps, moment, random_state_bytes=self._random_state_bytes)
         found = caller.highest(shares)
         beyond = found.backward + shares.second_bytes - passed_on
         costs = map(self._cost, map(Work, shares.flops.tolist(), shares.seconds.tolist()))

@@ -29,9 +29,11 @@ class Member:
     Fields:
         links: storages from outside that the member before makes.
         outs: storages that the next member reads.
+        taped_s: seconds that it takes to follow its operators.
     """
 
     call: PlannedCall
+    taped_s: float
     links: frozenset[int] = frozenset()
     outs: frozenset[int] = frozenset()
 
@@ -47,7 +49,7 @@ def first_ask(members: Sequence[Member]) -> int:
 
 
 def shares_of(
-    member: Member, keeps: Sequence[frozenset[int]], moment: int, *, random_state_bytes: int, taped_s: float
+    member: Member, keeps: Sequence[frozenset[int]], moment: int, *, random_state_bytes: int
 ) -> Simulation:
     """Return what a member adds that holds all that it reads from outside, for each set that it may keep.
 
@@ -55,10 +57,9 @@ def shares_of(
         keeps: storages that it keeps from its second forward on.
         moment: moment of the second forward.
         random_state_bytes: bytes on the device of the state of a random operator.
-        taped_s: seconds that it takes to follow its operators.
     """
     schedules = _scheduled(member, keeps, moment, member.outs)
-    return Simulation(schedules, random_state_bytes, taped_s=taped_s)
+    return Simulation(schedules, random_state_bytes, taped_s=member.taped_s)
 
 
 def group_effect(
@@ -79,8 +80,8 @@ def group_effect(
         schedules[0].follow()
     owned = _owned(schedules)
     shares = [
-        Simulation(each, random_state_bytes, owned=own).effect(0)
-        for each, own in zip(schedules, owned, strict=True)
+        Simulation(each, random_state_bytes, owned=own, taped_s=member.taped_s).effect(0)
+        for member, each, own in zip(members, schedules, owned, strict=True)
     ]
     effect = Effect()
     live = peak = 0

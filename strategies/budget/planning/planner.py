@@ -335,7 +335,7 @@ class Planner:
     def _enough(self, budget_bytes: int) -> float:
         """Return the cost of a choice that is worth no search for a cheaper one."""
         if self._objective == "time":
-            return np.inf
+            return 0.0
         self.least_flops(budget_bytes, enough=0.0)
         return self._least[budget_bytes].of_autograd + _CLOSE * self.step_flops
 
@@ -580,10 +580,13 @@ class Planner:
         """
         price = partial(self._cost_of_choice, cost=cost)
         best: list[Chosen] | None = None
-        low, high, target = 0, 2 * budget_bytes, budget_bytes
+        before: list[Chosen] | None = None
+        low, high, target, strides = 0, 2 * budget_bytes, budget_bytes, 1
         for _ in range(_ATTEMPTS):
             chosen = self._cheapest(target, stages, spans, host_bytes)
             spare = 0 if chosen is None else budget_bytes - self._peak_bytes(chosen)
+            # what was missed brought the same choice again: it is not all that is missed
+            strides, before = 2 * strides if chosen == before else 1, chosen
             if chosen is not None and spare >= 0:
                 best = chosen if best is None else min(best, chosen, key=price)
             if spare < 0:
@@ -593,7 +596,8 @@ class Planner:
             if best is not None and price(best) <= enough:
                 break
             # the next one by what was missed, or the middle where that was tried
-            target = target + spare if low < target + spare < high else (low + high) // 2
+            further = target + strides * spare
+            target = further if low < further < high else (low + high) // 2
         return best
 
     def _weighed(
@@ -609,10 +613,13 @@ class Planner:
         priced = _priced([*stages, *(chain.stage for chain in chains)], self._objective_cost)
         count = len(stages)
         dearer = [replace(chain, stage=each) for chain, each in zip(chains, priced[count:], strict=True)]
-        found = self._within(
-            budget_bytes, priced[:count], dearer, self._host_bytes, cost=self._objective_cost
-        )
-        tried = [least] if found is None else [least, found]  # the first of equal ones
+        ways: list[tuple[list[Stage], list[Span]]] = [(priced[:count], [*dearer])]
+        if shared := self._beside_chosen(least, *ways[0]):
+            ways.append(shared)
+        found = [
+            self._within(budget_bytes, *each, self._host_bytes, cost=self._objective_cost) for each in ways
+        ]
+        tried = [least, *(each for each in found if each is not None)]  # the first of equal ones
         return min(tried, key=partial(self._cost_of_choice, cost=self._objective_cost))
 
     def _choice_of_fewest_bytes(self) -> list[Chosen]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from strategies.budget.eager.carrying_out import enclose
 from strategies.budget.planning.planner import Planner
+from strategies.estimate import machine
 from strategies.regions.blocks import ModelModules
 from strategies.step.step_graph import StepGraph
 from tests.strategies.budget.eager.test_carried_out import trained
@@ -154,3 +155,12 @@ def test_equal_blocks_share_the_options_by_which_groups_know_them() -> None:
     planner = planners()[1]
     kinds = {caller.key for caller in planner._callers}
     assert len({id(stage.options) for stage in planner._stages}) == len(kinds) < BLOCKS
+
+
+def test_seconds_of_a_group_have_those_of_following_its_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(machine.PYTHON_S, "taped", 1.0)
+    planner = Planner(graph(), objective="time")
+    plan = planner.plan(planner.minimum_feasible_bytes)
+    assert any(block.group for block in plan.blocks)
+    followed = {block.fqn for block in plan.blocks if not block.plain and not block.rerun}
+    assert plan.extra_s > sum(len(call.operators) for call in graph().calls if call.fqn in followed)

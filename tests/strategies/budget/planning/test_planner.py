@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from strategies.budget.eager.carrying_out import enclose
 from strategies.budget.planning.block_options import CallOptions, Option, _with_operands
 from strategies.budget.planning.block_program import planned_call
+from strategies.budget.planning.cost import Objective
 from strategies.budget.planning.lower_bound import LowerBound
 from strategies.budget.planning.planner import BudgetBelowMinimum, Planner
 from strategies.budget.planning.schedules import Fates, Schedules
@@ -565,3 +566,24 @@ def test_what_others_hold_is_free_to_read_again(make: Callable[[], WithBlocks], 
         assert one is not None
         assert other.grad is not None
         assert torch.equal(one, other.grad)
+
+
+@pytest.mark.parametrize("nests", [False, True])
+@pytest.mark.parametrize("make", [Fields, Latents])
+def test_no_larger_budget_has_a_dearer_plan(make: Callable[[], WithBlocks], *, nests: bool) -> None:
+    found = Planner(captured(make(), torch.randn(16, 32, WIDTH)), nests=nests)
+    least, most = found.minimum_feasible_bytes, found.plain_peak_bytes
+    plans = [found.plan(least + part * (most - least) // 20) for part in range(20)]
+    assert all(smaller.extra_flops >= larger.extra_flops for smaller, larger in pairwise(plans))
+
+
+@pytest.mark.parametrize("objective", ["time", "both"])
+def test_what_others_hold_spares_seconds(objective: Objective, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Latents(), torch.randn(16, 32, WIDTH)
+    found = Planner(captured(model, x), nests=False, objective=objective)
+    budget_bytes = found.plain_peak_bytes - 5 * x.numel() * x.element_size()
+    plan = found.plan(budget_bytes)
+    monkeypatch.setattr(Planner, "_beside_chosen", lambda *_: None)
+    assert plan.extra_s < found.plan(budget_bytes).extra_s
+    enclose(plan, ModelModules(blocks=model.blocks))
+    assert measured_peak_bytes(model, [x], step_of(model, x)) == plan.predicted_peak_bytes <= budget_bytes
