@@ -93,7 +93,17 @@ def _advice(front: ParetoFront) -> Line | None:
     experiment = point.entry.record.experiment
     of: Line = (" than ", *baseline(experiment)) if is_sharded(experiment) else ()
     name = CodeText(text=point.entry.choice)
-    return (name, ": ", saved, " less peak memory", *of, *at_time(point.entry), *_on_gpu(front, saved.value))
+    line = (name, ": ", saved, " less peak memory", *of, *at_time(point.entry), *_ahead(point, front))
+    return (*line, *_on_gpu(front, saved.value))
+
+
+def _ahead(point: TradeOff, front: ParetoFront) -> Line:
+    """Return what the advised trial is behind of, in tables, and is as good as by the rule above."""
+    ahead = front.dominated.get(point.entry.trial_id)
+    saved = None if ahead is None else ahead.entry.number(quantities.PEAK_SAVING)
+    if ahead is None or saved is None:
+        return ()
+    return (", simpler than ", CodeText(text=ahead.entry.choice), " (", saved, *at_time(ahead.entry), ")")
 
 
 def at_time(entry: Entry) -> Line:
