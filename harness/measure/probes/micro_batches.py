@@ -62,6 +62,8 @@ class MicroBatched:
     def forward(self, batch: Batch) -> tuple[Any, Tensor]:
         """Return what the model returns, a list of it for several micro-batches, and the sum of the losses.
 
+        Where outputs are never whole, they are `None`, whatever the number of micro-batches.
+
         Args:
             batch: what `joined` made.
 
@@ -83,7 +85,8 @@ class MicroBatched:
             self._in_flight.append(loss)
         if len(outputs) == 1:
             return outputs[0], losses[0]
-        return outputs, torch.stack([loss.reshape(()) for loss in losses]).sum()
+        are_whole = any(each is not None for each in outputs)
+        return outputs if are_whole else None, torch.stack([loss.reshape(()) for loss in losses]).sum()
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradients of what is in flight, first come first served.

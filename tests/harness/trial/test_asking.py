@@ -18,7 +18,7 @@ from harness.trial.links import chain
 from tests.harness.check.small_models import Growing, Stack, batch, checkpointed, stack_of
 from tests.harness.composing import experiment_of
 from tests.rank_pool import RankPool
-from tests.toy_trainee import toy_trainee
+from tests.toy_trainee import ToyTrainee, toy_trainee
 
 KEPT: list[Tensor] = []
 
@@ -82,6 +82,25 @@ def test_says_where_a_recomputation_leaves_forward_and_why() -> None:
     probed = _probed(Stack, checkpointed(preserve_rng_state=False), "ac=full")
     assert probed.recomputation.startswith("aten.bernoulli_.float in 'layers.1.down' (call 0")
     assert probed.cause.startswith("looks like gallery 11 or 27 or 60 or 61: random numbers such as dropout")
+
+
+class WithLoss(ToyTrainee):
+    """A trainee whose plan includes the loss: outputs are never whole."""
+
+    def forward(self, batch: Batch) -> tuple[None, Tensor]:
+        """Return the loss alone."""
+        return None, super().forward(batch)[1]
+
+
+def test_outputs_that_are_never_whole_are_not_compared() -> None:
+    def assembled(experiment: Experiment) -> ToyTrainee:
+        made = toy_trainee(Stack)
+        if name_of(experiment.ac) == "none":
+            return made
+        return WithLoss(model=made.model, optimizer=made.optimizer, call=made.call)
+
+    probed = _probed(Stack, checkpointed(), "ac=full", assembled=assembled)
+    assert (probed.asked, probed.finding) == (ALL, None)
 
 
 def test_probes_that_do_not_fit_are_given_up() -> None:
