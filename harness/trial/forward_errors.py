@@ -9,16 +9,19 @@ from torch.utils._pytree import tree_leaves
 
 from harness.errors import ConfigError
 from harness.models.base import Batch
+from strategies.base import StrategyError
 from strategies.estimate.tensors import dtype_name
 from strategies.last_words import last_words
+from strategies.nested.inputs import line_of_error
 from strategies.regions.blocks import unwrapped
 
 _UNLIKE = re.compile("same dtype|expected scalar type|should be the same")
+_NO_HOOKS = "don't yet support saved tensor hooks"
 _UNREDUCED = "Expected to have finished reduction in the prior iteration"
 _SHOWN = 4
 
 
-def explained(error: RuntimeError, model: nn.Module, batch: Batch) -> ConfigError | None:
+def explained(error: RuntimeError, model: nn.Module, batch: Batch) -> ConfigError | StrategyError | None:
     """Return the same as a refusal that names the option; `None` where torch's words have to do.
 
     Args:
@@ -27,6 +30,12 @@ def explained(error: RuntimeError, model: nn.Module, batch: Batch) -> ConfigErro
     words = last_words(error).message
     if words.startswith(_UNREDUCED):
         return _without_gradients(words, model)
+    if _NO_HOOKS in words:
+        place = f" ({line})" if (line := line_of_error(error)) else ""
+        problem = f"gradients of torch.func{place} stand in a block, and torch allows no region around them"
+        return StrategyError(
+            "ac", f"{problem}; take other blocks, or ac=budget, which leaves such ones as they are"
+        )
     return _other_dtypes(words, model, batch) if _UNLIKE.search(words) else None
 
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from harness.models.base import Batch
 from harness.trial.forward_errors import explained
@@ -33,6 +34,19 @@ def test_parameters_without_gradients_are_named() -> None:
         "mesh: DDP waits for the gradient of every parameter, and a step gives none to '1.weight', '1.bias'; "
         "use mesh=shard2, or freeze them in the factory"
     )
+
+
+def test_gradients_of_torch_func_in_a_block_are_named() -> None:
+    def forward() -> Tensor:
+        with saved_tensors_hooks(lambda saved: saved, lambda saved: saved):
+            gradients: Tensor = torch.func.grad(lambda x: x.square().sum())(torch.ones(2))
+        return gradients
+
+    with pytest.raises(RuntimeError) as raised:
+        forward()
+    told = explained(raised.value, nn.Linear(1, 1), Batch(inputs=(), targets=None))
+    assert str(told).startswith("ac: gradients of torch.func (test_forward_errors.py:")
+    assert str(told).endswith("; take other blocks, or ac=budget, which leaves such ones as they are")
 
 
 def test_other_words_are_left_alone() -> None:
