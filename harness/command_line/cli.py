@@ -36,6 +36,7 @@ from harness.command_line.schema import (
     settings,
     swept_variants,
     to_yaml,
+    with_blocks,
     within_usable,
     without_idle_options,
     words_of_found,
@@ -204,8 +205,10 @@ def point(
         fields = within_usable(fields, hardware)
     experiment: Experiment | None = None
     refusal: ValueError | None = None
+    named = fields  # with the blocks that were found, also where the point is refused
     try:
-        experiment = materialise(fields, search)
+        named = with_blocks(fields, search)
+        experiment = materialise(named, search)
         _tell(words_of_found(fields, search))
         if launcher is not None:
             launcher.check(experiment.mesh)
@@ -220,7 +223,7 @@ def point(
         sys.stderr.write(words.traceback)
         problem = f"a defect here kept this point from being planned: {words.kind}: {words.message}"
         refusal = UnplannedError("acbench", f"{problem}; report it with the traceback on stderr")
-    resolved: dict[str, Any] = encode(as_refused(fields)) if experiment is None else experiment.to_dict()
+    resolved: dict[str, Any] = encode(as_refused(named)) if experiment is None else experiment.to_dict()
     return Point(
         trial_id=trial_id(resolved),
         resolved=resolved,

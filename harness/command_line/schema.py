@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,7 +17,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from harness.command_line.unknown_option import suggestion, unknown_option
 from harness.errors import ConfigError, require_at_least, require_at_most
 from harness.experiment.data import data_specs
-from harness.experiment.experiment import Experiment, Recipe
+from harness.experiment.experiment import Experiment, Recipe, shown_model
 from harness.experiment.mesh import SIZES, Mesh
 from harness.experiment.protocol import Protocol
 from harness.launchers.base import Launcher
@@ -134,7 +135,7 @@ def materialise(fields: Mapping[str, Any], search: Search = searched_here) -> Ex
     Where `model.layers_fqn` is null, the blocks are looked for, and all options that refer to it follow.
     Where `ac.save_ops` is null, the mesh decides what is kept.
     """
-    fields = _with_saved_dispatch(_with_blocks(fields, search))
+    fields = _with_saved_dispatch(with_blocks(fields, search))
     model: ModelSpec = _choose("model", "family", families(), fields["model"])
     scalars = {field.name: fields[field.name] for field in dataclasses.fields(Recipe) if field.name in fields}
     if scalars.get("dtype", "") is None:
@@ -176,7 +177,7 @@ def _seeks_blocks(fields: Mapping[str, Any]) -> bool:
     return isinstance(model, Mapping) and "layers_fqn" in model and model["layers_fqn"] is None
 
 
-def _with_blocks(fields: Mapping[str, Any], search: Search) -> Mapping[str, Any]:
+def with_blocks(fields: Mapping[str, Any], search: Search) -> Mapping[str, Any]:
     """Return `fields` with the blocks that are found where they name none.
 
     Raises:
@@ -327,6 +328,8 @@ def to_yaml(resolved: Mapping[str, Any]) -> str:
 
 def as_refused(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return `fields` of a refused point as an experiment shows them, as far as they are sound."""
+    with suppress(ConfigError):  # as it was written
+        fields = {**fields, "model": shown_model(_choose("model", "family", families(), fields["model"]))}
     shown = without_later("", fields)
     for group in ("protocol", "ac", "chunk", "shard"):
         if isinstance(fields.get(group), Mapping):

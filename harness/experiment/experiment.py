@@ -276,7 +276,7 @@ class Experiment(Recipe):
         unsaid = () if self.is_compiled else _OF_COMPILATION
         recipe = without_later("", {name: value for name, value in recipe.items() if name not in unsaid})
         groups = {
-            "model": {"family": name_of(self.model), **_asked(self.model)},
+            "model": shown_model(self.model),
             "mesh": {"name": self.mesh.label, **self.mesh.asked()},
             "protocol": without_later("protocol", dataclasses.asdict(self.protocol)),
         }
@@ -633,8 +633,8 @@ class Experiment(Recipe):
             )
 
 
-def _asked(model: ModelSpec) -> dict[str, Any]:
-    """Return the options of a model; one with a default only where it has another value.
+def shown_model(model: ModelSpec) -> dict[str, Any]:
+    """Return family and options of a model; one with a default only where it has another value.
 
     So an option that comes later leaves the address of what does not ask for it.
     """
@@ -643,7 +643,8 @@ def _asked(model: ModelSpec) -> dict[str, Any]:
         for field in dataclasses.fields(model)
     }
     options = dataclasses.asdict(model)
-    return {name: value for name, value in options.items() if value != defaults[name]}
+    asked = {name: value for name, value in options.items() if value != defaults[name]}
+    return {"family": name_of(model), **asked}
 
 
 def _widest(declared: Sequence[Tolerance]) -> Tolerance | None:

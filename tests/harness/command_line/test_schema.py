@@ -446,6 +446,13 @@ def test_a_refused_point_is_described_as_far_as_it_is_known() -> None:
     assert len(point.trial_id) == 12
 
 
+def test_a_refused_point_has_the_model_of_others() -> None:
+    refused, other = (point_of(f"model=gpt_nano model.layers_fqn=null ac={ac}") for ac in ("budget", "full"))
+    assert refused.experiment is None
+    assert other.experiment is not None
+    assert refused.resolved["model"] == other.resolved["model"]
+
+
 @pytest.mark.parametrize(
     ("line", "name"),
     [
