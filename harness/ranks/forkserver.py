@@ -300,19 +300,15 @@ def _kill_group(pid: int) -> None:
 def _end_orphans() -> None:
     """End what the children have left in sessions of its own; this process is the parent of it all now."""
     end_s = time.monotonic() + _ORPHANS_S
-    while (orphans := children_of(os.getpid())) and time.monotonic() < end_s:
-        for pid in orphans:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        while any(_is_unburied(pid) for pid in orphans) and time.monotonic() < end_s:
+    with contextlib.suppress(ChildProcessError):
+        while time.monotonic() < end_s:
+            # it raises where none is left, mostly before anybody walks through /proc
+            if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) is not None:
+                continue  # it is buried now
+            for pid in children_of(os.getpid()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             time.sleep(_POLL_S)
-
-
-def _is_unburied(pid: int) -> bool:
-    try:
-        return os.waitpid(pid, os.WNOHANG)[0] == 0
-    except ChildProcessError:
-        return False
 
 
 def _fork(start: _Start, driver: Connection, children: dict[int, _Child]) -> int:
