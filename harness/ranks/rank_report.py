@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +44,14 @@ class RankReport:
         return self.state in ("ok", "error")
 
     def write(self, folder: Path) -> None:
-        """Replace the rank's file in `folder` at once; a final report also survives the machine.
+        """Replace the rank's file in `folder` at once; an error also survives the machine.
 
         Raises:
             TypeError: `result` is not made of JSON values.
         """
-        text = json.dumps(asdict(self))
-        _replace(report_path(folder, self.rank), text, is_final=self.is_final)
+        text = json.dumps({field.name: getattr(self, field.name) for field in fields(self)})
+        # a result survives in the record
+        _replace(report_path(folder, self.rank), text, is_durable=self.state == "error")
 
 
 def report_path(folder: Path, rank: int) -> Path:
@@ -75,7 +76,7 @@ def keep(folder: Path, rank: int, measured: dict[str, Any]) -> None:
     Raises:
         TypeError: `measured` is not made of JSON values.
     """
-    _replace(kept_path(folder, rank), json.dumps(measured), is_final=False)
+    _replace(kept_path(folder, rank), json.dumps(measured))
 
 
 def read_kept(folder: Path, world_size: int) -> list[dict[str, Any]]:
@@ -84,9 +85,9 @@ def read_kept(folder: Path, world_size: int) -> list[dict[str, Any]]:
     return found if None not in found else []
 
 
-def _replace(path: Path, text: str, *, is_final: bool) -> None:
-    """Replace a file at once; a final one also survives the machine."""
-    write_atomically(path, text, within=path.parents[1], is_durable=is_final)
+def _replace(path: Path, text: str, *, is_durable: bool = False) -> None:
+    """Replace a file at once."""
+    write_atomically(path, text, within=path.parents[1], is_durable=is_durable)
 
 
 def log_path(folder: Path, rank: int) -> Path:
