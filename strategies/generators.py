@@ -212,9 +212,9 @@ def restored() -> Iterator[None]:
 
 def seed(number: int, device: torch.device | None = None) -> None:
     """Seed torch's generators of the CPU and of `device`, or of all devices, Python's and NumPy's."""
-    if device is None:
+    if device is None and torch.accelerator.current_accelerator() is not None:
         torch.manual_seed(number)
-    for each in () if device is None else {CPU, device}:
+    for each in {CPU, device or CPU}:
         default_of(each).manual_seed(number)
     random.seed(number)
     np.random.seed(number % _NUMPY_SEEDS)  # noqa: NPY002 (models draw from the global generator)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -46,7 +47,8 @@ class PlainModel:
         """
         # a user's module may draw its weights from any of these
         generators.seed(experiment.seed)
-        with torch.device(device):
+        # a mode is asked at each call that initialises a parameter
+        with nullcontext() if device == torch.get_default_device() else torch.device(device):
             model, loss = experiment.model.make()
         return cls.cast(experiment, model.to(device=device), loss, device)
 
