@@ -28,8 +28,7 @@ from harness.trial.trial_plan import BASELINES, ENTRY, TrialPlan
 
 PRELOAD = (
     ENTRY.partition(":")[0],
-    "harness.models.parts.decoder",
-    "harness.models.parts.image_classifier",
+    "harness.models:families",
     "harness.predict.prediction",
     "scipy.optimize",
     "scipy.sparse",
