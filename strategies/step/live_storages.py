@@ -23,6 +23,7 @@ from strategies.estimate.liveness import NUMBER_BYTES, hidden_bytes, key_of, num
 from strategies.estimate.patched import replaced
 from strategies.estimate.tensors import dtype_name, plain_tensors_in
 from strategies.step.ledger import Kind, Ledger, Life
+from strategies.step.operator_facts import facts_of
 from strategies.step.operator_mode import OperatorMode
 from strategies.step.position import Position
 
@@ -145,16 +146,17 @@ class LiveStorages(OperatorMode):
         return result, Touched(operands, results)
 
     def _enter_results(self, func: Any, args: tuple[Any, ...], results: Sequence[Tensor]) -> None:
+        name, is_view = facts_of(func).name, getattr(func, "is_view", False)
         for tensor in results:
             hidden = functools.partial(hidden_bytes, func, tensor, args)
-            self._enter_result(tensor, str(func), hidden, is_view=getattr(func, "is_view", False))
+            self._enter_result(tensor, name, hidden, is_view=is_view)
         if self._position.is_accumulating and func in _GRADIENT_MAKERS:
             self.ledger.mark(self.numbers(results), Kind.GRADIENT)
         if self._position.is_accumulating and func is _aten.add_.Tensor:  # to that of a micro-batch before
             self.ledger.mark(self.numbers(plain_tensors_in(args[1:2])), Kind.GRADIENT)
         numbers = promoted_numbers(func, args)
         if numbers and (self._position.node not in _NUMBER_READERS or self._position.is_recomputing):
-            self._enter_numbers(str(func), numbers, results[0])
+            self._enter_numbers(name, numbers, results[0])
 
     def _enter_standing(self, tensor: Tensor) -> int:
         """Enter a storage that was there before the step; return its number."""

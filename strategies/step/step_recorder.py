@@ -218,7 +218,7 @@ class StepRecorder(LiveStorages):
         moved = () if getattr(func, "is_view", False) else (*touched.operands, *touched.results)
         work = OperatorWork(
             phase=self._position.phase,
-            name=str(func),
+            name=facts_of(func).name,
             is_recomputed=func is not _BOOKKEEPING and self._position.is_recomputing,
             flops=flops,
             repeated_flops=repeated_scores(func, args, flops) if flops else 0,
