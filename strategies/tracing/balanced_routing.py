@@ -12,7 +12,6 @@ Only this is assumed, and only where it is asked. Whatever else depends on data 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,7 +24,6 @@ BALANCED = "every expert gets an equal share of the tokens"
 """What is assumed, in words that complete `assuming that`."""
 
 _aten = torch.ops.aten
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class BalancedFakes(Fakes):
@@ -42,9 +40,7 @@ class BalancedFakes(Fakes):
         self._places = _Notes()
         self._counts = _Notes()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] = _NOTHING
-    ) -> Any:
+    def answer(self, func: Any, types: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run an operator; the places of an expert are as many as those of each other."""
         if func is _aten.nonzero.default and (share := self._share(args[0])) is not None:
             self.assumes = (BALANCED,)
@@ -56,7 +52,7 @@ class BalancedFakes(Fakes):
         if func is _aten._local_scalar_dense.default and (counts := self._counts.of(args[0])):  # noqa: SLF001 (its name)
             self.assumes = (BALANCED,)
             return counts[args[0].storage_offset()]
-        result = super().__torch_dispatch__(func, types, args, kwargs)
+        result = super().answer(func, types, args, kwargs)
         if func is torch.ops.c10d.alltoall_base_.default and (counts := self._counts.of(args[1])):
             self._told(args[0], counts, args[2])
         if func is _aten.topk.default and isinstance(result[1], Tensor):

@@ -49,6 +49,10 @@ class Fakes(FakeTensorMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] = _NOTHING
     ) -> Any:
+        """Run an operator as `answer` does, which torch does not wrap once more in each class."""
+        return self.answer(func, types, args, kwargs)
+
+    def answer(self, func: Any, types: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run an operator on tensors without data, with strides as torch gives them with data."""
         if func is _DEVICE and type(args[0]) is FakeTensor:  # what torch itself asks most often
             return args[0].device
