@@ -620,6 +620,7 @@ class _Watch(StepRecorder):
         held = ledger.start_bytes(is_on_device) + np.concatenate([[0], np.cumsum(deltas)])
         unshared = self._settle(deaths, held, nbytes)
         self._pin_parts(gathered)
+        self._pin_written(gathered)
         self._pin_freed({number: _sizes_over_time(changes, number) for number in gathered})
         fixed = set(range(len(lives))) - {life for life, _ in changes}
         return StepGraph(
@@ -689,6 +690,26 @@ class _Watch(StepRecorder):
                 is_beside = call.modules or operator.ordinal < len(call.before)
                 if is_beside and (number in spoilt or not operator.reads.isdisjoint(gathered)):
                     operator.is_repeatable = False
+
+    def _pin_written(self, gathered: AbstractSet[int]) -> None:
+        """Let no operator run again that reads from outside what others write to before backward asks.
+
+        In no call of its block: a decision may be one about all of them.
+
+        Args:
+            gathered: storages that have in backward what they had in forward.
+        """
+        pinned = set[tuple[str, int]]()
+        for call in self.calls:
+            own = [self._operators[index] for index in call.operators]
+            asked = max((each.moment for each in (*call.redemptions, *call.shared)), default=-1)
+            later = self._operators[max(call.operators, default=-1) + 1 :]
+            written = {storage for each in later if each.start < asked for storage in each.writes}
+            written -= gathered | {storage for each in own for storage in each.makes}
+            pinned |= {(call.fqn, each.ordinal) for each in own if not written.isdisjoint(each.reads)}
+        for call in self.calls:
+            for operator in (self._operators[index] for index in call.operators):
+                operator.is_repeatable &= (call.fqn, operator.ordinal) not in pinned
 
     def _pin_freed(self, sizes: Mapping[int, Sequence[tuple[int, int]]]) -> None:
         """Let no operator run again that would find weights freed.

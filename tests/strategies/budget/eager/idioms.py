@@ -294,6 +294,10 @@ def linear() -> nn.Linear:
     return nn.Linear(WIDE, WIDE)
 
 
+def spectral() -> nn.Module:
+    return nn.utils.parametrizations.spectral_norm(linear())
+
+
 def turn() -> dict[str, Any]:
     return {"turn": torch.polar(torch.ones(WIDTH), torch.arange(WIDTH).float())}
 
@@ -429,7 +433,7 @@ BETWEEN: dict[str, tuple[Between, Parts]] = {
     ),
     "spectral norm": (
         lambda b, h: b.linear(h),
-        only("linear", lambda: nn.utils.parametrizations.spectral_norm(linear())),
+        only("linear", spectral),
     ),
     "spectral norm by a hook": (
         lambda b, h: b.linear(h),
@@ -679,6 +683,22 @@ class InOrder(Model):
         return x
 
 
+class Decaying(Model):
+    """Has a buffer that blocks read, and writes to it between them."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(lambda: Block(lambda _, h: h * self.scale.cos().expand(h.shape).contiguous()))
+        self.register_buffer("scale", torch.rand(WIDE))
+
+    def through(self, x: Tensor) -> Tensor:
+        for block in self.layers:
+            x = block(x)
+            self.scale.mul_(0.9)
+        return x
+
+
 class Turned(Plain):
     """Calls a block for rows, and for columns."""
 
@@ -923,6 +943,10 @@ MODELS: dict[str, Callable[[], Model]] = {
     "blocks with batch norms, called in turns": lambda: InOrder(
         0, 1, 0, 1, between=normed, parts=only("norm", lambda: nn.BatchNorm1d(WIDE))
     ),
+    "blocks with spectral norms, called in turns": lambda: InOrder(
+        0, 1, 0, 1, between=lambda b, h: b.linear(h).exp(), parts=only("linear", spectral)
+    ),
+    "a buffer that is written between blocks": Decaying,
     "blocks called for two inputs": Siamese,
     "a block called for inputs of two shapes": Turned,
     "a forward without gradients before": Teacher,
