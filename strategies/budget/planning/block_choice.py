@@ -47,14 +47,26 @@ class Stage:
     backward_start: int
     between: int = 0
 
-    def columns(self) -> Columns:
-        """Return what the programme knows of the options."""
-        left, forward, backward, host = (
-            np.array([getattr(each, name) for each in self.options], dtype=np.int64)
-            for name in ("left_bytes", "forward_bytes", "backward_bytes", "host_bytes")
-        )
-        highest = np.maximum(forward + self.forward_start, backward + self.backward_start)
-        return left, highest, np.array([each.cost for each in self.options]), host
+    def columns(self, read: dict[int, _Read] | None = None) -> Columns:
+        """Return what the programme knows of the options.
+
+        Args:
+            read: what lists of options say, by their identity, for equal blocks share one; it is added to.
+        """
+        read = {} if read is None else read
+        if id(self.options) not in read:
+            read[id(self.options)] = _read(self.options)
+        (left, forward, backward, host), cost = read[id(self.options)]
+        return left, np.maximum(forward + self.forward_start, backward + self.backward_start), cost, host
+
+
+_Read: TypeAlias = tuple[Bytes, npt.NDArray[np.float64]]
+
+
+def _read(options: Sequence[Option]) -> _Read:
+    """Return the bytes of options, a row of each kind, and their costs."""
+    rows = [(each.left_bytes, each.forward_bytes, each.backward_bytes, each.host_bytes) for each in options]
+    return np.array(rows, dtype=np.int64).T.copy(), np.array([each.cost for each in options])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,9 +82,9 @@ class Chained:
     end: int
     stage: Stage
 
-    def columns(self) -> Columns:
-        """Return what the programme knows of the options."""
-        return self.stage.columns()
+    def columns(self, read: dict[int, _Read] | None = None) -> Columns:
+        """Return what the programme knows of the options, as a stage does."""
+        return self.stage.columns(read)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +100,7 @@ class Group:
     end: int
     options: Sequence[GroupOption]
 
-    def columns(self) -> Columns:
+    def columns(self, _read: dict[int, _Read] | None = None) -> Columns:
         """Return what the programme knows of the options."""
         columns = [(each.left_bytes, each.highest_bytes) for each in self.options]
         left, highest = np.array(columns, dtype=np.int64).T
@@ -132,8 +144,9 @@ def cheapest(
         found = []
         for move in moves:
             states = reached[move.start]
-            highest, on_host = _totals(states, move, stage)
-            fits = (highest <= budget_bytes) & (on_host <= room)
+            fits = states.left[:, None] <= (budget_bytes - move.beyond(stage))[None, :]
+            if states.host.any() or move.host.any():
+                fits &= states.host[:, None] + move.host[None, :] <= room
             found.append(states.moved(move, fits, states.goal[:, None] + move.cost[None, :]))
         reached.append(_States.best_of(found, step))
     return _followed_back(reached) if len(reached[-1].left) else None
@@ -148,8 +161,8 @@ def smallest_budget(stages: Sequence[Stage], host_bytes: int = 0, spans: Sequenc
         found = []
         for move in moves:
             states = reached[move.start]
-            highest, on_host = _totals(states, move, stage)
-            peaks = np.maximum(states.goal[:, None], highest)
+            on_host = states.host[:, None] + move.host[None, :]
+            peaks = np.maximum(states.goal[:, None], states.left[:, None] + move.beyond(stage)[None, :])
             found.append(states.moved(move, on_host <= room, peaks))
         reached.append(_States.best_of(found, step))
     return int(reached[-1].goal.min())
@@ -164,6 +177,14 @@ class _Move(NamedTuple):
     highest: Bytes
     cost: npt.NDArray[np.float64]
     host: Bytes
+
+    def beyond(self, stage: Stage) -> Bytes:
+        """Return the highest total of each option beyond what is left before the move.
+
+        Args:
+            stage: the block that it ends with.
+        """
+        return np.maximum(self.highest, self.left + stage.between)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,19 +254,6 @@ class _States:
         )
 
 
-def _totals(states: _States, move: _Move, stage: Stage) -> tuple[Bytes, Bytes]:
-    """Return the highest total of each state and option, and its bytes on the host.
-
-    Args:
-        states: the states before the move.
-        move: the move.
-        stage: the block that it ends with.
-    """
-    left = states.left[:, None]
-    highest = np.maximum(left + move.highest[None, :], left + move.left[None, :] + stage.between)
-    return highest, states.host[:, None] + move.host[None, :]
-
-
 def _followed_back(reached: Sequence[_States]) -> list[Choice]:
     """Return the choices that lead to the last state of the least cost."""
     place, state = len(reached) - 1, int(np.argmin(reached[-1].goal))
@@ -260,9 +268,10 @@ def _followed_back(reached: Sequence[_States]) -> list[Choice]:
 
 def _moves(stages: Sequence[Stage], spans: Sequence[Span]) -> list[list[_Move]]:
     """Return for each block the moves that end with it: of itself, and of spans."""
-    moves = [[_Move(number, None, *stage.columns())] for number, stage in enumerate(stages)]
+    read = dict[int, _Read]()
+    moves = [[_Move(number, None, *stage.columns(read))] for number, stage in enumerate(stages)]
     for number, span in enumerate(spans):
-        moves[span.end - 1].append(_Move(span.start, number, *span.columns()))
+        moves[span.end - 1].append(_Move(span.start, number, *span.columns(read)))
     return moves
 
 

@@ -161,9 +161,10 @@ class CallOptions:
             self.backward_end = max(self.backward_end, rerun.released)
         held = graph.held_bytes
         spans = (call.start, call.end), (self.backward_start, self.backward_end)
+        self._beside = dict[frozenset[int], dict[Decision, tuple[int, ...]]]()
         self._windows = [Window(start, held[start : end + 1] - held[start]) for start, end in spans]
 
-    @property
+    @cached_property
     def key(self) -> tuple[object, ...]:
         """Equal for calls of equal options, but for what runs again as a whole."""
         call = self.call
@@ -207,29 +208,32 @@ class CallOptions:
             decision: the decision.
             held: numbers of these storages in the step.
         """
-        owned = self._owned_beside(held)
+        owned = self.owned_beside(held)
         return self._simulation(schedules_of(self.call, decision), owned).effect(0)
 
-    def beside(self, options: Sequence[Option], held: AbstractSet[int]) -> list[Option]:
+    def beside(self, options: Sequence[Option], owned: frozenset[int]) -> list[Option]:
         """Return options with the bytes that they take where other blocks hold some storages longer.
 
         Args:
             options: some of this call.
-            held: numbers of these storages in the step.
+            owned: its storages from outside that no other block holds, as of `owned_beside`.
         """
-        owned = self._owned_beside(held)
-        found = list(options)
-        taped = [number for number, each in enumerate(options) if each.decision.has_tape]
-        for start in range(0, len(taped), _MOST_TOGETHER):
-            part = taped[start : start + _MOST_TOGETHER]
-            fates = [_fates_of(self.call.program, options[number].decision) for number in part]
+        known = self._beside.setdefault(owned, {})
+        fresh = [each.decision for each in options if each.decision.has_tape and each.decision not in known]
+        for start in range(0, len(fresh), _MOST_TOGETHER):
+            part = fresh[start : start + _MOST_TOGETHER]
+            fates = [_fates_of(self.call.program, each) for each in part]
             rows = self.highest(self._simulation(Schedules(self.call, fates), owned))
-            for number, forward, left, backward in zip(part, *(row.tolist() for row in rows), strict=True):
-                sizes = {"forward_bytes": forward, "left_bytes": left, "backward_bytes": backward}
-                found[number] = replace(options[number], **sizes)
+            known.update(zip(part, zip(*(row.tolist() for row in rows), strict=True), strict=True))
+        found = list(options)
+        for number, each in enumerate(options):
+            if each.decision in known:
+                forward, left, backward = known[each.decision]
+                found[number] = replace(each, forward_bytes=forward, left_bytes=left, backward_bytes=backward)
         return found
 
-    def _owned_beside(self, held: AbstractSet[int]) -> frozenset[int]:
+    def owned_beside(self, held: AbstractSet[int]) -> frozenset[int]:
+        """Return its storages from outside but some that others hold longer, by their numbers in the step."""
         outer = enumerate(self.call.outer_storages)
         return frozenset(-1 - number for number, storage in outer if storage not in held)
 

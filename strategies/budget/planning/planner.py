@@ -386,13 +386,18 @@ class Planner:
             return None
         own, around = list(stages), list(spans)
         holds = [(each.start, each.effect.holds.keys()) for each in chosen]
+        known = dict[tuple[int, frozenset[int]], list[Option]]()
 
         def beside(stage: Stage, start: int, caller: CallOptions) -> Stage:
             held = {storage for at, storages in holds if at < start for storage in storages}
             held |= {each for each, reader in self._first_readers.items() if reader < start}
             held.intersection_update(caller.call.outer_storages)
-            is_open = held and len(stage.options) > 1  # else nothing is decided about it
-            return replace(stage, options=caller.beside(stage.options, held)) if is_open else stage
+            if not held or len(stage.options) == 1:  # nothing is decided about it
+                return stage
+            key = id(stage.options), caller.owned_beside(held)
+            if key not in known:  # equal blocks share a list
+                known[key] = caller.beside(stage.options, key[1])
+            return replace(stage, options=known[key])
 
         for start, stage in enumerate(stages):
             own[start] = beside(stage, start, self._callers[self._call_of(start)])
@@ -542,15 +547,23 @@ class Planner:
         self, stages: list[Stage], spans: list[Span], found: Mapping[object, Sequence[Option]]
     ) -> None:
         """Enter options of blocks and chains, which were found by key."""
+        longer = dict[int, tuple[Sequence[Option], list[Option]]]()  # with the old list, so that its id stays
+
+        def entered(stage: Stage, key: object) -> Stage:
+            options = stage.options
+            if id(options) not in longer:
+                longer[id(options)] = options, [*options, *found[key]]
+            return replace(stage, options=longer[id(options)][1])
+
         for start, stage in enumerate(stages):
-            if len(stage.options) > 1:  # something is decided about it
-                options = found.get(self._callers[self._call_of(start)].key, ())
-                stages[start] = replace(stage, options=[*stage.options, *options])
+            key = self._callers[self._call_of(start)].key if len(stage.options) > 1 else None
+            if found.get(key):  # something is decided about it
+                stages[start] = entered(stage, key)
         for number, caller in self._chains.items():
             chain = spans[number]
             assert isinstance(chain, Chained), "chains come first"
-            options = [*chain.stage.options, *found.get(caller.key, ())]
-            spans[number] = replace(chain, stage=replace(chain.stage, options=options))
+            if found.get(caller.key):
+                spans[number] = replace(chain, stage=entered(chain.stage, caller.key))
 
     def _finer(self, group: Group, chosen: Sequence[Chosen]) -> Group:
         """Return a group with options between a chosen one of it and the next larger one, if there are."""
