@@ -84,16 +84,26 @@ def are_equal(expected: list[Any], found: list[Any]) -> bool:
     return all(b is None if a is None else b is not None and torch.equal(a, b) for a, b in pairs)
 
 
-def examine(make: Callable[[], Model], x: Tensor, plan: Plan) -> int:
-    """Require that a plan is carried out as it says, and return the number of blocks that it changes."""
+def enclosed(make: Callable[[], Model], plan: Plan) -> Model:
+    """Return a model with a plan around its blocks."""
     planned = make()
     modules = BUDGET.modules_of(planned)
     carrying_out.enclose(plan.with_idle(modules.blocks), modules)
+    return planned
+
+
+def examine(make: Callable[[], Model], x: Tensor, plan: Plan) -> int:
+    """Require that a plan is carried out as it says, and return the number of blocks that it changes."""
+    planned = enclosed(make, plan)
     assert are_equal(trained(make(), x), trained(planned, x))
     # of one step all operators are noted, and of the next one those alone that must be
     on_host, *peaks = (
         measured_peak_bytes(planned, [x], step_of(planned, x), on_host=each) for each in (True, False, False)
     )
+    if peaks[0] < plan.predicted_peak_bytes:  # what a tape holds while it knows no order was its peak
+        assert peaks[0] == peaks[1]
+        fresh = enclosed(make, plan)
+        peaks = [measured_peak_bytes(fresh, [x], step_of(fresh, x))] * 2
     assert (on_host, *peaks) == (plan.offloaded_bytes, *[plan.predicted_peak_bytes] * 2)
     peak = peaks[0]
     assert peak <= plan.budget_bytes
