@@ -98,12 +98,12 @@ def _advice(front: ParetoFront) -> Line | None:
 
 
 def _ahead(point: TradeOff, front: ParetoFront) -> Line:
-    """Return what the advised trial is behind of, in tables, and is as good as by the rule above."""
+    """Return which trial tables have ahead of the advised one, which is as good by the rule above."""
     ahead = front.dominated.get(point.entry.trial_id)
     saved = None if ahead is None else ahead.entry.number(quantities.PEAK_SAVING)
     if ahead is None or saved is None:
         return ()
-    return (", simpler than ", CodeText(text=ahead.entry.choice), " (", saved, *at_time(ahead.entry), ")")
+    return ("; it is simpler than ", CodeText(text=ahead.entry.choice), ", which saves ", saved)
 
 
 def at_time(entry: Entry) -> Line:

@@ -98,8 +98,8 @@ FULL = "full: 50% less peak memory at 1.30× [1.30, 1.30] the step time"
             [PLAIN, trial("full", 10, 1.58, noise=0.05), trial("nested", 9.9, 1.57, noise=0.05)],
             [
                 (
-                    "Use full: 50% less peak memory at 1.58× [1.53, 1.63] the step time, simpler than nested "
-                    "(51% at 1.57× [1.52, 1.62] the step time)."
+                    "Use full: 50% less peak memory at 1.58× [1.53, 1.63] the step time; it is simpler "
+                    "than nested, which saves 51%."
                 )
             ],
             id="within two percent and the noise the simpler",
