@@ -19,7 +19,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self, TypeAlias
 
-from harness.launchers.foresight import Foresight
 from harness.launchers.lane_spec import STOP, TERMINATED_STATUS, TIME_LIMIT_STATUS, LaneSpec
 from harness.launchers.run_task import PRELOAD, lost_task, now, rank_job, run_task
 from harness.launchers.slurm_client import hosts
@@ -223,7 +222,7 @@ class _Lane:
             run_task(
                 task,
                 self._supervise,
-                foresee=Foresight(call=self.call, folder=store.root).of,
+                call=self.call,
                 store=store,
                 name=spec.sweep,
                 resources=spec.resources,

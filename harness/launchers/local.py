@@ -14,12 +14,12 @@ from harness.experiment.devices import cuda_count, device_type
 from harness.experiment.mesh import Mesh
 from harness.launchers.base import InFlight, Sweep, follow_packer
 from harness.launchers.driven import Driven
-from harness.launchers.foresight import Foresight
 from harness.launchers.lane_spec import COMMAND, LaneSpec
 from harness.launchers.packing import Need, Packer, Packing, Pool, Slice
 from harness.launchers.resource_shape import Resources, by_shape
 from harness.launchers.run_task import run_task, unusable_task
 from harness.launchers.task import Task
+from harness.ranks.agent import Agent
 from harness.ranks.rank_report import RankReport
 from harness.records.claims import Submission, claimant, release
 from harness.records.files import new_file
@@ -91,10 +91,9 @@ class Local(Driven):
         """Yield the record of each trial after it ran in this process, on all cores."""
         resources = Resources(core_count=len(_cores()))
         job = {"launcher": "local", "submission": submission}
-        foresight = Foresight(call=sweep.agent.call, folder=sweep.store.root, tasks=tasks)
-        with sweep.agent:
+        with sweep.agent as agent:
             for task in tasks:
-                record = _hold_and_run(sweep, task, foresight, resources, job)
+                record = _hold_and_run(sweep, task, agent, resources, job)
                 if sweep.interrupts.stop_requested and record is None:
                     return
                 if record is not None:
@@ -152,7 +151,7 @@ class Local(Driven):
 
 
 def _hold_and_run(
-    sweep: Sweep, task: Task, foresight: Foresight, resources: Resources, job: dict[str, Any]
+    sweep: Sweep, task: Task, agent: Agent, resources: Resources, job: dict[str, Any]
 ) -> Record | None:
     """Run a trial as soon as nobody else does.
 
@@ -164,7 +163,7 @@ def _hold_and_run(
             with sweep.store.locked(task.trial_id) as is_free:
                 if is_free:
                     is_ours = claimant(sweep.store, task.trial_id) == job["submission"]
-                    return _run(sweep, task, foresight, resources, job) if is_ours else None
+                    return _run(sweep, task, agent, resources, job) if is_ours else None
         except OSError as error:
             record = unusable_task(task, error, name=sweep.name)
             sweep.progress.point_finished(task.label, record.status, record.verdict)
@@ -176,7 +175,7 @@ def _hold_and_run(
     return None
 
 
-def _run(sweep: Sweep, task: Task, foresight: Foresight, resources: Resources, job: dict[str, Any]) -> Record:
+def _run(sweep: Sweep, task: Task, agent: Agent, resources: Resources, job: dict[str, Any]) -> Record:
     """Run a trial whose lock is held, show its progress, and return its record.
 
     Args:
@@ -191,8 +190,8 @@ def _run(sweep: Sweep, task: Task, foresight: Foresight, resources: Resources, j
 
     record = run_task(
         task,
-        lambda ranks: sweep.agent.run(ranks, watch=watch if sweep.progress.is_live else None),
-        foresee=foresight.of,
+        lambda ranks: agent.run(ranks, watch=watch if sweep.progress.is_live else None),
+        call=agent.call,
         store=sweep.store,
         name=sweep.name,
         resources=resources,

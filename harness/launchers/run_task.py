@@ -12,6 +12,7 @@ from typing import Any
 
 from harness.experiment.devices import device_type
 from harness.experiment.experiment import Experiment
+from harness.launchers.foresight import foreseen
 from harness.launchers.resource_shape import Resources
 from harness.launchers.task import Task
 from harness.measure.environment import describe, environment_id
@@ -20,7 +21,6 @@ from harness.ranks.rank_report import PHASES, read_kept, read_reports
 from harness.ranks.start import RankJob
 from harness.records.claims import read_attempt
 from harness.records.files import make_folder
-from harness.records.predicted_step import PredictedStep
 from harness.records.record import Ending, Failure, Identity, Record, build, refused
 from harness.records.store import Store
 from harness.trial.links import Link, chain
@@ -56,7 +56,7 @@ def run_task(
     task: Task,
     supervise: Supervise,
     *,
-    foresee: Callable[[Task], PredictedStep | None],
+    call: Callable[..., Any],
     store: Store,
     name: str,
     resources: Resources,
@@ -66,14 +66,14 @@ def run_task(
 
     Args:
         supervise: runs ranks to their end; called again with less of the twin where that did not fit.
-        foresee: returns what is predicted of the trial before it runs.
+        call: calls a function where torch is imported, for what is predicted of the trial before it runs.
         resources: what the trial may use of every node.
         job: value of `environment.job`.
     """
     try:
         trial_dir = store.prepare(task.trial_id)
         store.write_file(trial_dir / "experiment.yaml", task.yaml)
-        predicted = foresee(task)
+        predicted = foreseen(task.experiment, task.hardware, call, folder=trial_dir.parent)
         started_at = now()
         environment = _environment(task, job)
         outcome, mode = _attempts(task, supervise, trial_dir, resources)

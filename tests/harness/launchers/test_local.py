@@ -6,17 +6,17 @@ import os
 import subprocess
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from harness.errors import ConfigError
 from harness.launchers import local
-from harness.launchers.foresight import Foresight
 from harness.launchers.lane_spec import LaneSpec
 from harness.launchers.local import Local
 from harness.launchers.packing import Need, Slice
 from harness.launchers.resource_shape import Resources
+from harness.ranks.agent import Agent
 from harness.records.claims import DRIVEN, claim, claimant, holding, new_submission, write_submission
 from harness.records.store import Store
 from tests.harness.composing import experiment_of
@@ -87,9 +87,9 @@ def test_claims(tmp_path: Path, launcher: str, is_alive: bool, flying: Collectio
 def test_a_trial_that_a_later_command_has_taken_over_is_left_to_it(tmp_path: Path) -> None:
     sweep = sweep_in(tmp_path)
     claim(sweep.store, [task().trial_id], "another")
-    foresight = Foresight(call=lambda: None, folder=tmp_path)  # nobody asks it
+    agent = cast("Agent", None)  # nobody asks it
     job = {"launcher": "local", "submission": "ours"}
-    assert local._hold_and_run(sweep, task(), foresight, Resources(core_count=1), job) is None
+    assert local._hold_and_run(sweep, task(), agent, Resources(core_count=1), job) is None
     assert claimant(sweep.store, task().trial_id) == "another"
 
 

@@ -55,7 +55,7 @@ def test_what_was_measured_before_the_deadline_stays(
     record = run_task(
         trial,
         late,
-        foresee=lambda _: None,
+        call=lambda *_, **__: None,
         store=store,
         name="late",
         resources=Resources(core_count=1),
@@ -75,7 +75,7 @@ def test_what_was_never_compared_has_no_tolerance(tmp_path: Path) -> None:
     record = run_task(
         task(mesh="mesh=single chunk=budget chunk.fraction=0.5"),
         lambda _: no_room,
-        foresee=lambda _: None,
+        call=lambda *_, **__: None,
         store=Store(tmp_path),
         name="refused",
         resources=Resources(core_count=1),
