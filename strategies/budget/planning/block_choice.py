@@ -47,23 +47,23 @@ class Stage:
     backward_start: int
     between: int = 0
 
-    def columns(self, read: dict[int, _Read] | None = None) -> Columns:
+    def columns(self, known: dict[int, _Rows] | None = None) -> Columns:
         """Return what the programme knows of the options.
 
         Args:
-            read: what lists of options say, by their identity, for equal blocks share one; it is added to.
+            known: what lists of options say, by their identity, for equal blocks share one; it is added to.
         """
-        read = {} if read is None else read
-        if id(self.options) not in read:
-            read[id(self.options)] = _read(self.options)
-        (left, forward, backward, host), cost = read[id(self.options)]
+        known = {} if known is None else known
+        if id(self.options) not in known:
+            known[id(self.options)] = _rows_of(self.options)
+        (left, forward, backward, host), cost = known[id(self.options)]
         return left, np.maximum(forward + self.forward_start, backward + self.backward_start), cost, host
 
 
-_Read: TypeAlias = tuple[Bytes, npt.NDArray[np.float64]]
+_Rows: TypeAlias = tuple[Bytes, npt.NDArray[np.float64]]
 
 
-def _read(options: Sequence[Option]) -> _Read:
+def _rows_of(options: Sequence[Option]) -> _Rows:
     """Return the bytes of options, a row of each kind, and their costs."""
     rows = [(each.left_bytes, each.forward_bytes, each.backward_bytes, each.host_bytes) for each in options]
     return np.array(rows, dtype=np.int64).T.copy(), np.array([each.cost for each in options])
@@ -82,9 +82,9 @@ class Chained:
     end: int
     stage: Stage
 
-    def columns(self, read: dict[int, _Read] | None = None) -> Columns:
+    def columns(self, known: dict[int, _Rows] | None = None) -> Columns:
         """Return what the programme knows of the options, as a stage does."""
-        return self.stage.columns(read)
+        return self.stage.columns(known)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +100,7 @@ class Group:
     end: int
     options: Sequence[GroupOption]
 
-    def columns(self, _read: dict[int, _Read] | None = None) -> Columns:
+    def columns(self, _known: dict[int, _Rows] | None = None) -> Columns:
         """Return what the programme knows of the options."""
         columns = [(each.left_bytes, each.highest_bytes) for each in self.options]
         left, highest = np.array(columns, dtype=np.int64).T
@@ -268,10 +268,10 @@ def _followed_back(reached: Sequence[_States]) -> list[Choice]:
 
 def _moves(stages: Sequence[Stage], spans: Sequence[Span]) -> list[list[_Move]]:
     """Return for each block the moves that end with it: of itself, and of spans."""
-    read = dict[int, _Read]()
-    moves = [[_Move(number, None, *stage.columns(read))] for number, stage in enumerate(stages)]
+    known = dict[int, _Rows]()
+    moves = [[_Move(number, None, *stage.columns(known))] for number, stage in enumerate(stages)]
     for number, span in enumerate(spans):
-        moves[span.end - 1].append(_Move(span.start, number, *span.columns(read)))
+        moves[span.end - 1].append(_Move(span.start, number, *span.columns(known)))
     return moves
 
 

@@ -233,7 +233,11 @@ class CallOptions:
         return found
 
     def owned_beside(self, held: AbstractSet[int]) -> frozenset[int]:
-        """Return its storages from outside but some that others hold longer, by their numbers in the step."""
+        """Return its storages from outside without those that others hold longer, by their numbers in it.
+
+        Args:
+            held: what others hold longer, by numbers in the step.
+        """
         outer = enumerate(self.call.outer_storages)
         return frozenset(-1 - number for number, storage in outer if storage not in held)
 

@@ -547,13 +547,14 @@ class Planner:
         self, stages: list[Stage], spans: list[Span], found: Mapping[object, Sequence[Option]]
     ) -> None:
         """Enter options of blocks and chains, which were found by key."""
-        longer = dict[int, tuple[Sequence[Option], list[Option]]]()  # with the old list, so that its id stays
+        # by list and key, with the old list, so that its id stays: equal blocks share one
+        longer = dict[tuple[int, object], tuple[Sequence[Option], list[Option]]]()
 
         def entered(stage: Stage, key: object) -> Stage:
             options = stage.options
-            if id(options) not in longer:
-                longer[id(options)] = options, [*options, *found[key]]
-            return replace(stage, options=longer[id(options)][1])
+            if (id(options), key) not in longer:
+                longer[id(options), key] = options, [*options, *found[key]]
+            return replace(stage, options=longer[id(options), key][1])
 
         for start, stage in enumerate(stages):
             key = self._callers[self._call_of(start)].key if len(stage.options) > 1 else None

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from strategies.base import StrategyError
 from strategies.budget.eager import carrying_out
 from strategies.budget.plan import Plan
+from strategies.budget.planning.block_options import Option
 from strategies.budget.planning.planner import BudgetBelowMinimum, Planner
 from strategies.budget.planning.scheduled_planner import ScheduledPlanner
 from strategies.regions.blocks import ModelModules
@@ -176,3 +177,31 @@ def test_a_plan_of_other_stages_is_refused() -> None:
         "use the plan of this rank"
     ):
         plan.of_stage(["layers.9"])
+
+
+class CalledTwice(Gated):
+    """Blocks of one program of which one is followed by a sum, so that what waits around them differs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number in (0, 1, 2, 0, 1, 2):
+            y = self.layers[number](x)
+            x = y + x.cos() if number % 2 else y * 2
+        return x
+
+
+def test_blocks_that_share_a_list_are_entered_options_of_their_own() -> None:
+    model, x = CalledTwice(blocks=3), inputs()[0]
+    step = step_of(model, [x], "F0 B0")
+    modules = ModelModules(blocks=model.blocks)
+    found = ScheduledPlanner(
+        capture(step, modules, device=_CPU, standing=[*model.parameters(), x]), nests=False
+    )
+    stages = list(found._stages)
+    keys = [found._callers[found._call_of(start)].key for start in range(len(stages))]
+    shared = [start for start, stage in enumerate(stages) if stage.options is stages[-1].options]
+    assert len({keys[start] for start in shared}) == len(shared) == 2
+    options: dict[object, list[Option]] = {
+        keys[start]: [stages[start].options[at]] for at, start in enumerate(shared)
+    }
+    found._enter(stages, [], options)
+    assert [stages[start].options[-1] for start in shared] == [options[keys[start]][0] for start in shared]
