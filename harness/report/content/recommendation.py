@@ -6,7 +6,8 @@ The rule, for the trials of one mesh that are neutral, timed and below the basel
    Pareto front saves and adds. The knee has the largest difference of the two. Differences within 0.05 are
    equal: then more saved bytes win.
 2. Ties. A peak at most 2 % above the knee's, with an interval of step times that meets the knee's, is as
-   good. Of those the simplest wins: what torch does alone, in the order of `_SIMPLEST`, before the rest.
+   good. Of those the simplest wins: what torch does alone, in the order of `_SIMPLEST`, before the rest. One
+   that is no simpler than what is ahead of it has no part in this.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ def recommended(front: ParetoFront) -> TradeOff | None:
         if point.peak_bytes <= knee.peak_bytes * (1 + _EQUAL_PEAKS)
         and point.ratio.low <= knee.ratio.high
         and knee.ratio.low <= point.ratio.high
+        and (point is knee or (ahead := _ahead(point, front)) is None or _is_simpler(point, ahead))
     ]
     return min(equal, key=lambda point: (_complexity(point.entry), point.peak_bytes))
 
@@ -93,15 +95,25 @@ def _advice(front: ParetoFront) -> Line | None:
     experiment = point.entry.record.experiment
     of: Line = (" than ", *baseline(experiment)) if is_sharded(experiment) else ()
     name = CodeText(text=point.entry.choice)
-    line = (name, ": ", saved, " less peak memory", *of, *at_time(point.entry), *_ahead(point, front))
+    line = (name, ": ", saved, " less peak memory", *of, *at_time(point.entry), *_than_ahead(point, front))
     return (*line, *_on_gpu(front, saved.value))
 
 
-def _ahead(point: TradeOff, front: ParetoFront) -> Line:
-    """Return which trial tables have ahead of the advised one, which is as good by the rule above."""
+def _ahead(point: TradeOff, front: ParetoFront) -> TradeOff | None:
+    """Return the trial that tables have ahead of another one, if it may be advised."""
     ahead = front.dominated.get(point.entry.trial_id)
+    return ahead if ahead is not None and is_offer(ahead.entry) else None
+
+
+def _is_simpler(point: TradeOff, other: TradeOff) -> bool:
+    return _complexity(point.entry) < _complexity(other.entry)
+
+
+def _than_ahead(point: TradeOff, front: ParetoFront) -> Line:
+    """Return which trial the advised one is behind of, and is as good as by the rule above."""
+    ahead = _ahead(point, front)
     saved = None if ahead is None else ahead.entry.number(quantities.PEAK_SAVING)
-    if ahead is None or saved is None:
+    if ahead is None or saved is None or not _is_simpler(point, ahead):
         return ()
     return ("; it is simpler than ", CodeText(text=ahead.entry.choice), ", which saves ", saved)
 

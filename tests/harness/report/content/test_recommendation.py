@@ -105,6 +105,21 @@ FULL = "full: 50% less peak memory at 1.30× [1.30, 1.30] the step time"
             id="within two percent and the noise the simpler",
         ),
         pytest.param(
+            [PLAIN, trial("nested", 10, 1.3), trial("full", 9, 1.2, verdict="unverified")],
+            ["Use nested: 50% less peak memory at 1.30× [1.30, 1.30] the step time."],
+            id="behind what is unproven",
+        ),
+        pytest.param(
+            [
+                PLAIN,
+                trial("full", 10, 1.2),
+                trial("nested", 9.9, 1.5, noise=0.05),
+                trial("selective_op", 10.05, 1.5, noise=0.05),
+            ],
+            ["Use full: 50% less peak memory at 1.20× [1.20, 1.20] the step time."],
+            id="no simpler than what is ahead of it",
+        ),
+        pytest.param(
             [PLAIN, trial("full", 10, 1.6), trial("nested", 10, 1.4)],
             ["Use nested: 50% less peak memory at 1.40× [1.40, 1.40] the step time."],
             id="outside of the noise the faster",
