@@ -328,14 +328,15 @@ def to_yaml(resolved: Mapping[str, Any]) -> str:
 
 def as_refused(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return `fields` of a refused point as an experiment shows them, as far as they are sound."""
+    layers_fqn = fields["model"].get("layers_fqn") if isinstance(fields.get("model"), Mapping) else None
     with suppress(ConfigError):  # as it was written
         fields = {**fields, "model": shown_model(_choose("model", "family", families(), fields["model"]))}
     shown = without_later("", fields)
     for group in ("protocol", "ac", "chunk", "shard"):
         if isinstance(fields.get(group), Mapping):
             shown[group] = without_later(group, fields[group])
-    if isinstance(fields.get("ac"), Mapping) and isinstance(fields.get("model"), Mapping):
-        shown["ac"] = without_models_blocks(shown["ac"], fields["model"].get("layers_fqn"))
+    if isinstance(fields.get("ac"), Mapping):
+        shown["ac"] = without_models_blocks(shown["ac"], layers_fqn)
     try:
         mesh = _construct("mesh", Mesh, fields["mesh"])
     except ConfigError:
