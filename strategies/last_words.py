@@ -34,6 +34,11 @@ def last_words(error: BaseException) -> LastWords:
     )
 
 
+def refuses_hooks(error: RuntimeError) -> bool:
+    """Return whether torch.func has refused hooks on saved tensors; torch has no type for that."""
+    return "don't yet support saved tensor hooks" in last_words(error).message
+
+
 def _told(ask: Callable[[], str]) -> str:
     try:
         text = ask()

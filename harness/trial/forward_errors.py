@@ -11,12 +11,11 @@ from harness.errors import ConfigError
 from harness.models.base import Batch
 from strategies.base import StrategyError
 from strategies.estimate.tensors import dtype_name
-from strategies.last_words import last_words
+from strategies.last_words import last_words, refuses_hooks
 from strategies.nested.inputs import line_of_error
 from strategies.regions.blocks import unwrapped
 
 _UNLIKE = re.compile("same dtype|expected scalar type|should be the same")
-_NO_HOOKS = "don't yet support saved tensor hooks"
 _UNREDUCED = "Expected to have finished reduction in the prior iteration"
 _SHOWN = 4
 
@@ -30,7 +29,7 @@ def explained(error: RuntimeError, model: nn.Module, batch: Batch) -> ConfigErro
     words = last_words(error).message
     if words.startswith(_UNREDUCED):
         return _without_gradients(words, model)
-    if _NO_HOOKS in words:
+    if refuses_hooks(error):
         place = f" ({line})" if (line := line_of_error(error)) else ""
         problem = f"gradients of torch.func{place} stand in a block, and torch allows no region around them"
         return StrategyError(

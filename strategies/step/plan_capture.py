@@ -30,6 +30,7 @@ from strategies.estimate.operator_cost import machine_for
 from strategies.estimate.patched import wrapped
 from strategies.estimate.tensors import gradients_of, plain_tensors, tensors_in
 from strategies.generators import NUMPY, PYTHON, DrawWatch, moved
+from strategies.last_words import refuses_hooks
 from strategies.regions.blocks import Enclosed, ModelModules
 from strategies.regions.inner_units import gathered_aside, inner_units
 from strategies.regions.kept_results import loses_history
@@ -63,7 +64,6 @@ RunStep: TypeAlias = Callable[[], object]
 """Runs forward and backward of a step, and whatever else belongs to it."""
 
 _CHECKPOINT = "torch.utils.checkpoint."
-_REFUSES_HOOKS = "don't yet support saved tensor hooks"
 _OWN_HOOKS = "have checkpoints of their own, or other hooks on saved tensors"
 _TWICE = "backward runs through a second time, as retain_graph and create_graph let it"
 _FUNCTIONAL = "differentiate by torch.func, which refuses hooks on saved tensors"
@@ -484,7 +484,7 @@ class _Watch(StepRecorder):
             with hooks, _AsTaped():
                 return body()
         except RuntimeError as error:
-            if _REFUSES_HOOKS not in str(error):
+            if not refuses_hooks(error):
                 raise
             raise _RefusesHooks(fqn) from error
         finally:
